@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from syncpretrain.errors import DataError
-from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.layer import NO_RBM, DenseLayer, Layer
 from syncpretrain.models.likelihood import Doubles
 from syncpretrain.units.kinds import SOFTMAX, kind_of
 
@@ -87,7 +87,7 @@ def couplings(layer: Layer, *, corrected: bool = True) -> Doubles:
     for position in range(count):
         own = weight[ends[position] : ends[position + 1]]
         squares[position] = (own.T @ own).ravel()
-    norms = np.sqrt(np.maximum(squares @ squares.T, 0))
+    norms: Doubles = np.sqrt(np.maximum(squares @ squares.T, 0))
     np.fill_diagonal(norms, 0)
     total = norms.sum()
     if corrected and total and count > 2:
@@ -95,8 +95,7 @@ def couplings(layer: Layer, *, corrected: bool = True) -> Doubles:
         # means without the diagonal: (rows / (n - 1))^2 / (total / (n (n - 1)))
         norms -= np.outer(rows, rows) / total * (count / max(count - 1, 1))
         np.fill_diagonal(norms, 0)
-    found: Doubles = norms
-    return found
+    return norms
 
 
 def has_couplings(layer: Layer) -> bool:
@@ -107,8 +106,7 @@ def has_couplings(layer: Layer) -> bool:
 
 def positions_of(layer: Layer) -> Any:
     """Return the number of the position of each visible unit, from 0, in ascending order."""
-    width = layer.shape.visible
-    owners = np.arange(width)
+    owners = np.arange(layer.shape.visible)
     for part in _groups(layer):
         owners[part.columns] = part.start + np.repeat(np.arange(part.groups), part.choices)
     return np.unique(owners, return_inverse=True)[1]
@@ -123,11 +121,9 @@ def _centred(number: int, layer: Layer) -> Layer:
     if not _groups(layer):
         return layer
     if layer.model != "rbm" or not isinstance(layer, DenseLayer):
-        raise DataError(
-            f"layer {number}: is an autoencoder, or was fine-tuned, and has no gauge; take an RBM"
-            " before fine-tuning"
-        )
-    W, b, a = (np.array(x, dtype=np.float64) for _, x in layer.parameters())
+        raise DataError(f"layer {number}: {NO_RBM} has no gauge; take an RBM before fine-tuning")
+    arrays = {name: np.array(x, dtype=np.float64) for name, x in layer.parameters()}
+    W, b, a = arrays.values()
     for part in _groups(layer):
         own = W[part.columns].reshape(part.groups, part.choices, -1)
         means = own.mean(axis=1, keepdims=True)
@@ -135,7 +131,5 @@ def _centred(number: int, layer: Layer) -> Layer:
         b += means.sum(axis=(0, 1))
         biases = part.grouped(a)
         biases -= biases.mean(axis=1, keepdims=True)
-    dtype = layer.weight.dtype
-    return replace(
-        layer, weight=W.astype(dtype), hidden_bias=b.astype(dtype), visible_bias=a.astype(dtype)
-    )
+    changed: Any = {name: x.astype(layer.weight.dtype) for name, x in arrays.items()}
+    return replace(layer, **changed)

@@ -83,9 +83,7 @@ def diagnose_layers(
         below, held_out = up_through([layer], below), up_through([layer], held_out)
         hidden = held_out if len(held_out) else below
         hidden = hidden.reshape(-1, layer.shape.biases[1])  # each position of a convolution a row
-        found[-1]["dead_units"], found[-1]["saturated_units"] = idle_units(
-            layer.hidden_units, hidden
-        )
+        figures["dead_units"], figures["saturated_units"] = idle_units(layer.hidden_units, hidden)
     return found
 
 
@@ -93,7 +91,7 @@ def baselines(stack: Stack, X: Any, at_once: int = ROWS_MEASURED) -> list[Baseli
     """Return the figures of each layer on examples of shape (n, input units); [] without any."""
     if not len(X):
         return []
-    found = [_Measured(layer.shape.biases[1]) for layer in stack.layers]
+    found = [_Measured(layer) for layer in stack.layers]
     for rows in map(np.asarray, blocks_through(stack.layers, X, at_once)):
         below = stack.prepared(rows, missing=True)
         lost = np.isnan(rows) if rows.dtype.kind == "f" else None
@@ -101,8 +99,7 @@ def baselines(stack: Stack, X: Any, at_once: int = ROWS_MEASURED) -> list[Baseli
             above = layer.up(below)
             measured.add(below, layer.reconstruct(below, above), above, lost)
             below, lost = above, None
-    units = (layer.hidden_units for layer in stack.layers)
-    return [measured.baseline(name) for measured, name in zip(found, units, strict=True)]
+    return [measured.baseline() for measured in found]
 
 
 def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
@@ -216,19 +213,17 @@ def on_layers(
         if is_constant:
             state = "are off or on for every example" if off else "hardly differ between examples"
             remedy = "try a lower learning_rate" if off or grew else f"try {more}"
-            sentences.append(
-                f"layer {number}: {layer.constant} of its {layer.units} units {state}; {remedy}"
-            )
+            text = f"{layer.constant} of its {layer.units} units {state}"
         elif layer.mean_error and layer.error >= layer.mean_error:
-            sentences.append(
-                f"layer {number}: its error is {share_text(layer.error, layer.mean_error)} of the"
-                f" mean's, so that predicting the mean of its input would be as good; {remedy}"
+            text = (
+                f"its error is {share_text(layer.error, layer.mean_error)} of the mean's, so that"
+                " predicting the mean of its input would be as good"
             )
         elif grew and number == 1:  # the input of the others changes
-            sentences.append(
-                f"layer 1: its error grew from {curve.train[0]:.4g} to {curve.train[-1]:.4g};"
-                f" {remedy}"
-            )
+            text = f"its error grew from {curve.train[0]:.4g} to {curve.train[-1]:.4g}"
+        else:
+            continue
+        sentences.append(f"layer {number}: {text}; {remedy}")
     return sentences
 
 
@@ -260,10 +255,8 @@ def on_tuning(
             f" predicting the mean would be as good; try {remedy}"
         ]
     if grew:
-        return [
-            f"fine-tuning: the error grew from {curve.train[0]:.4g} to {curve.train[-1]:.4g}; try"
-            f" {remedy}"
-        ]
+        growth = f"the error grew from {curve.train[0]:.4g} to {curve.train[-1]:.4g}"
+        return [f"fine-tuning: {growth}; try {remedy}"]
     return []
 
 
@@ -277,9 +270,8 @@ def _rbm_figures(
     rows = held_out if len(held_out) else train
     energy = float(free_energy(layer, rows, missing=missing).mean())
     if len(train) and len(held_out):
-        figures["free_energy_gap"] = energy - float(
-            free_energy(layer, train, missing=missing).mean()
-        )
+        energy_of_train = float(free_energy(layer, train, missing=missing).mean())
+        figures["free_energy_gap"] = energy - energy_of_train
     visible, hidden = kind_of(layer.visible_units), kind_of(layer.hidden_units)
     if visible.is_binary and not missing:
         figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
@@ -304,11 +296,12 @@ def idle_units(units: str, hidden: Array) -> tuple[int | None, int | None]:
 class _Measured:
     """Sums over the rows so far; each position of a convolution counts as a row."""
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, layer: Layer) -> None:
+        self._kind = kind_of(layer.hidden_units)
         self._rows, self._squares, self._errors = 0, 0.0, 0.0
         self._sums: Any = 0.0
         self._known: Any = 0.0
-        self._low, self._high = np.full((2, units), [[np.inf], [-np.inf]])
+        self._low, self._high = np.full((2, layer.shape.biases[1]), [[np.inf], [-np.inf]])
 
     def add(self, below: Array, down: Array, above: Array, lost: Any) -> None:
         self._rows += len(below)
@@ -322,12 +315,12 @@ class _Measured:
         np.minimum(self._low, hidden.min(axis=0), out=self._low)
         np.maximum(self._high, hidden.max(axis=0), out=self._high)
 
-    def baseline(self, units: str) -> Baseline:
+    def baseline(self) -> Baseline:
         constant = self._high - self._low < LEAST_CHANGE
         if self._rows < 2:  # a single row says nothing
             constant[:] = False
-        kind = kind_of(units)
-        limits = (self._high < kind.lower + NEAR_LIMIT) | (self._low > kind.upper - NEAR_LIMIT)
+        lower, upper = self._kind.lower + NEAR_LIMIT, self._kind.upper - NEAR_LIMIT
+        limits = (self._high < lower) | (self._low > upper)
         error, squares = self._errors / self._rows, self._squares / self._rows
         means = float((np.square(self._sums) / np.maximum(self._known, 1)).sum())
         by_mean = squares - means / self._rows

@@ -265,10 +265,9 @@ def levels_of(layers: Sequence[Layer], level: int, method: str) -> list[DenseLay
     for n, rbm in enumerate(rbms, start=1):
         own = (rbm.visible_units, rbm.hidden_units)
         if kind_of(own[0]).counts or not (has_energy(*own) and has_energy(*own[::-1])):
-            raise DataError(
-                f"method: got stacked for {own[0]} and {own[1]} units of layer {n}, expected"
-                " bernoulli, gaussian or softmax ones; take gibbs"
-            )
+            got = f"stacked for {own[0]} and {own[1]} units of layer {n}"
+            wanted = "bernoulli, gaussian or softmax ones; take gibbs"
+            raise DataError(f"method: got {got}, expected {wanted}")
     for n, (lower, upper) in enumerate(pairwise(rbms), start=1):
         if lower.hidden_units != upper.visible_units:
             raise DataError(
@@ -351,15 +350,12 @@ def _dense_rbm(layer: Layer, name: str) -> DenseLayer:
         If it is none.
     """
     if layer.model != "rbm":
-        raise DataError(
-            f"{name} is an autoencoder, or was fine-tuned, and is no RBM; sample a stack of RBMs as"
-            " it was before fine-tuning"
-        )
+        advice = "sample a stack of RBMs as it was before fine-tuning"
+        raise DataError(f"{name} is an autoencoder, or was fine-tuned, and is no RBM; {advice}")
     if not isinstance(layer, DenseLayer):
-        raise DataError(
-            f"{name} is a convolution, {layer.shape}; sample a level that is a dense RBM, such as"
-            " the top one of 1x28x28,conv:20x5,pool:2,500"
-        )
+        example = "the top one of 1x28x28,conv:20x5,pool:2,500"
+        advice = f"sample a level that is a dense RBM, such as {example}"
+        raise DataError(f"{name} is a convolution, {layer.shape}; {advice}")
     return layer
 
 
@@ -373,10 +369,8 @@ def _check_chains(rbm: DenseLayer, start: Array | None, count: int) -> None:
     if count < 1:
         raise DataError(f"count: got {count}, expected 1 or more")
     if start is None and kind_of(rbm.visible_units).counts:
-        raise DataError(
-            "start: got nothing for counts, expected documents, whose numbers of words the"
-            " samples have"
-        )
+        wanted = "documents, whose numbers of words the samples have"
+        raise DataError(f"start: got nothing for counts, expected {wanted}")
     if start is not None and len(start) != count:
         raise DataError(f"start: got {len(start)} examples for {count} chains; give one a chain")
 

@@ -89,11 +89,10 @@ def constant_columns(scaling: Scaling | None, columns: Columns | None) -> str | 
     ``columns`` are the columns of a table; some may hold texts.
     """
     never = [] if scaling is None else np.flatnonzero(scaling.constant).tolist()
-    texts = [] if columns is None else [c.name for c in columns.features if c.kind == "constant"]
+    features, names = ((), []) if columns is None else (columns.features, columns.names)
+    texts = [column.name for column in features if column.kind == "constant"]
     if not never and not texts:
         return None
-    features = () if columns is None else columns.features
-    names = columns.names if columns is not None else []
     total = len(features) or (0 if scaling is None else len(scaling.scale))
     places = [*never, *range(len(names), len(names) + len(texts))]
     return (

@@ -37,6 +37,9 @@ def _parameters(layer: DenseLayer | ConvolutionalLayer) -> Iterator[tuple[str, A
     yield "visible_bias", layer.visible_bias
 
 
+NO_RBM = "is an autoencoder, or was fine-tuned, and"  # and what follows from that
+
+
 @dataclass(frozen=True, eq=False)  # == of two arrays is no truth value
 class DenseLayer:
     """Parameters of a dense layer, float32 and contiguous, and the kinds of its units.
@@ -318,10 +321,9 @@ def with_log_odds(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     *below, top = layers
     check_have_odds(top.hidden_units)
     if isinstance(top, ConvolutionalLayer) and top.shape.pooling == "prob":
-        raise DataError(
-            "log_odds: got probabilistic pooling in the layer of the codes, expected max or mean;"
-            " leave log_odds out"
-        )
+        wanted = "max or mean; leave log_odds out"
+        got = "probabilistic pooling in the layer of the codes"
+        raise DataError(f"log_odds: got {got}, expected {wanted}")
     return (*below, replace(top, hidden_units="gaussian"))
 
 
@@ -333,7 +335,5 @@ def check_have_odds(units: str) -> None:
     DataError
     """
     if not kind_of(units).is_binary:
-        raise DataError(
-            f"log_odds: got {units} units in the layer of the codes, expected bernoulli; leave"
-            " log_odds out"
-        )
+        got = f"{units} units in the layer of the codes"
+        raise DataError(f"log_odds: got {got}, expected bernoulli; leave log_odds out")

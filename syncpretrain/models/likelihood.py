@@ -43,7 +43,7 @@ from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import Conditions, draw_words, is_missing
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample
-from syncpretrain.models.layer import DenseLayer, Layer
+from syncpretrain.models.layer import NO_RBM, DenseLayer, Layer
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.units.kinds import kind_of
 
@@ -263,9 +263,8 @@ def free_energy(layer: Layer, X: Array, *, missing: bool = False) -> Doubles:
     W, a, b = _parameters(layer)
     v = np.asarray(X, dtype=np.float64)
     if not has_energy(layer.visible_units, layer.hidden_units):
-        raise DataError(
-            f"layer: got {layer.visible_units} and {layer.hidden_units} units, which have no energy"
-        )
+        got = f"{layer.visible_units} and {layer.hidden_units} units"
+        raise DataError(f"layer: got {got}, which have no energy")
     own = np.where(is_missing(v) & _is_normal(layer), a, v) if missing else v
     return summed_out(own, v @ W + b, (layer.visible_units, a), (layer.hidden_units, b))
 
@@ -284,8 +283,7 @@ def summed_out(
     ``other`` are the kind of units and the biases of each side.
     """
     energy, log_sum = kind_of(own[0]).energy, kind_of(other[0]).log_sum
-    assert energy is not None
-    assert log_sum is not None
+    assert energy is not None and log_sum is not None
     sums = log_sum(np, inputs, other[1]).sum(axis=1, dtype=np.float64)
     energies: Doubles = energy(np, states, own[1]) - sums
     return energies
@@ -308,10 +306,8 @@ def pseudo_likelihood(layer: Layer, X: Array, *, seed: int = 0) -> float:
         If the layer is no RBM, or its visible units are not binary.
     """
     if not kind_of(layer.visible_units).is_binary:
-        raise DataError(
-            f"layer: got {layer.visible_units} visible units, expected bernoulli ones, which a"
-            " pseudo-likelihood flips; use the free-energy gap instead"
-        )
+        wanted = "bernoulli ones, which a pseudo-likelihood flips; use the free-energy gap instead"
+        raise DataError(f"layer: got {layer.visible_units} visible units, expected {wanted}")
     draws = generator(seed, Purpose.PROBE)
     rows, units = np.arange(len(X)), draws.integers(X.shape[1], size=len(X))
     on = np.asarray(X, dtype=np.float64)[rows, units]
@@ -459,9 +455,8 @@ def parameters_with_log_z(layer: Layer) -> RBMParameters:
     """
     parameters = _parameters(layer)
     if not kind_of(layer.hidden_units).is_binary:
-        raise DataError(
-            f"layer: got {layer.hidden_units} hidden units, expected bernoulli ones for log Z"
-        )
+        got = f"{layer.hidden_units} hidden units"
+        raise DataError(f"layer: got {got}, expected bernoulli ones for log Z")
     return parameters
 
 
@@ -471,9 +466,9 @@ def _annealed(layer: Layer, words: int | Sequence[int]) -> tuple[RBMParameters, 
     counts = len(kind_of(layer.visible_units).counts)
     lengths = tuple(map(float, np.atleast_1d(words)))
     if len(lengths) != counts or not all(0 <= x < math.inf for x in lengths):
+        each = f"one for each block of counts of {layer.visible_units}"
         raise DataError(
-            f"words: got {words}, expected {counts or 'no'} lengths of documents, one for each"
-            f" block of counts of {layer.visible_units}"
+            f"words: got {words}, expected {counts or 'no'} lengths of documents, {each}"
         )
     return parameters, lengths
 
@@ -490,10 +485,7 @@ def _is_normal(layer: Layer) -> NDArray[np.bool_]:
 
 def _parameters(layer: Layer) -> RBMParameters:
     if layer.model != "rbm":
-        raise DataError(
-            "layer: is an autoencoder, or was fine-tuned, and has no energy; measure an RBM before"
-            " fine-tuning"
-        )
+        raise DataError(f"layer: {NO_RBM} has no energy; measure an RBM before fine-tuning")
     if not isinstance(layer, DenseLayer):
         raise DataError(f"layer: got {layer.shape}, expected a dense RBM, whose energy is known")
     arrays = (layer.weight, layer.visible_bias, layer.hidden_bias)

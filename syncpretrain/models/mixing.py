@@ -179,10 +179,9 @@ class Mixing:
         ]
         if self.log_z is not None:
             z = self.log_z
-            lines.append(
-                f"log Z by AIS: {z.value:.2f} ({z.low:.2f} to {z.high:.2f}), effective samples:"
-                f" {self.annealed_samples:.3g}"
-            )
+            value = f"{z.value:.2f} ({z.low:.2f} to {z.high:.2f})"
+            effective = f"effective samples: {self.annealed_samples:.3g}"
+            lines.append(f"log Z by AIS: {value}, {effective}")
         for pair, share in enumerate(self.acceptance, start=1):
             lines.append(f"swaps of levels {pair} and {pair + 1}: {100 * share:.1f} % accepted")
         return lines
@@ -264,10 +263,9 @@ def _check(
     """
     examples = int(((X != 0) | ~np.signbit(X)).any(axis=1).sum())  # -0 is a missing value
     if examples < 2 or chains < LEAST_CHAINS or steps < LEAST_STEPS:
-        raise DataError(
-            f"X, chains, steps: got {examples} examples with a value, {chains} and {steps},"
-            f" expected 2, {LEAST_CHAINS} and {LEAST_STEPS} or more"
-        )
+        wanted = f"2, {LEAST_CHAINS} and {LEAST_STEPS} or more"
+        got = f"{examples} examples with a value, {chains} and {steps}"
+        raise DataError(f"X, chains, steps: got {got}, expected {wanted}")
     if kind_of(levels_of(layers, level, method)[0].visible_units).counts:
         raise DataError(
             "mixing: got an RBM of counts, whose chains cannot start at noise, since they keep the"

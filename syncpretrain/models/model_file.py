@@ -79,7 +79,10 @@ def read_model(path: Path) -> Model:
         raise ModelFileError(f"{file}: is damaged: its chains do not match their checksum")
     scaling, head = _scaling(file, tensors), _head(file, tensors, meaning)
     layers = _layers(file, tensors, meaning)
-    _check_ends(file, layers, scaling, head)
+    if scaling is not None and scaling.shift.shape != (layers[0].shape.visible,):
+        raise ModelFileError(f"{file}: the input's scaling does not fit layer 1")
+    if head is not None and head.weight.shape[0] != layers[-1].shape.hidden:
+        raise ModelFileError(f"{file}: the head does not fit the top layer")
     if parameters_sha256(layers, scaling, head) != metadata.get("sha256"):
         raise ModelFileError(f"{file}: is damaged: its parameters do not match their checksum")
     return Model(layers, info, scaling, head)
@@ -92,10 +95,8 @@ def _model_file(path: Path) -> Path:
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read as a model: {error.strerror}") from error
     if not found:
-        raise ModelFileError(
-            f"{path}: holds no model; expected a .safetensors file, or the folder of a run with"
-            f" {MODEL_NAME} in it"
-        )
+        wanted = f"a .safetensors file, or the folder of a run with {MODEL_NAME} in it"
+        raise ModelFileError(f"{path}: holds no model; expected {wanted}")
     return file
 
 
@@ -168,24 +169,13 @@ def _classes(written: Any) -> tuple[int, ...] | tuple[str, ...]:
     return texts if texts and len(texts) == len(written) else tuple(map(int, written))
 
 
-def _check_ends(
-    file: Path, layers: tuple[Layer, ...], scaling: Scaling | None, head: Head | None
-) -> None:
-    """Check that the input's scaling and the head fit the layers."""
-    if scaling is not None and scaling.shift.shape != (layers[0].shape.visible,):
-        raise ModelFileError(f"{file}: the input's scaling does not fit layer 1")
-    if head is not None and head.weight.shape[0] != layers[-1].shape.hidden:
-        raise ModelFileError(f"{file}: the head does not fit the top layer")
-
-
 def _layers(
     file: Path, tensors: dict[str, NDArray[Any]], meaning: dict[str, Any]
 ) -> tuple[Layer, ...]:
     try:
         depth = max(int(name.split(".")[1]) for name in tensors)
-        layers = tuple(
-            _layer(tensors, number, meaning["layers"][number - 1]) for number in range(1, depth + 1)
-        )
+        numbers = range(1, depth + 1)
+        layers = tuple(_layer(tensors, n, meaning["layers"][n - 1]) for n in numbers)
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise ModelFileError(f"{file}: lacks an array of a layer: {error}") from error
     if tensors:

@@ -91,17 +91,14 @@ def perplexity(
     if chains < least or steps < 1:
         raise DataError(f"chains, steps: got {chains} and {steps}, expected {least} and 1 or more")
     if any(int(number) != number for number in (chains, steps)) or not 0 <= seed < 2**63:
-        raise DataError(
-            f"chains, steps, seed: got {chains}, {steps} and {seed}, expected whole numbers, and a"
-            " seed of 0 or more and below 2**63"
-        )
+        wanted = "whole numbers, and a seed of 0 or more and below 2**63"
+        got = f"{chains}, {steps} and {seed}"
+        raise DataError(f"chains, steps, seed: got {got}, expected {wanted}")
     layer = stack.layers[0]
     kind = kind_of(layer.visible_units)
     if kind.blocks is None or kind.blocks.has_bias:
-        raise DataError(
-            f"stack: got {layer.visible_units} visible units, expected counts alone; pretrain with"
-            " visible_units='counts'"
-        )
+        wanted = "counts alone; pretrain with visible_units='counts'"
+        raise DataError(f"stack: got {layer.visible_units} visible units, expected {wanted}")
     energies, lengths = _energies_and_lengths(layer, stack.prepared(X))
     if not len(lengths):
         raise DataError("X: got no document with a word, expected one or more")
@@ -140,14 +137,9 @@ def _perplexity_of(energies: Doubles, lengths: Doubles, log_z: Doubles) -> Perpl
             for i in range(count)
         ]
         error = 3 * math.sqrt((count - 1) * float(np.var(without)))
-    return Perplexity(
-        math.exp(value),
-        math.exp(value - error),
-        math.exp(value + error),
-        math.exp(-float(whole.sum() / lengths.sum())),
-        len(lengths),
-        int(lengths.sum()),
-    )
+    low, high = math.exp(value - error), math.exp(value + error)
+    of_all_words = math.exp(-float(whole.sum() / lengths.sum()))
+    return Perplexity(math.exp(value), low, high, of_all_words, len(lengths), int(lengths.sum()))
 
 
 def _log_mean(log_z: Doubles) -> Doubles:

@@ -15,7 +15,7 @@ from syncpretrain.data.scaling import without_novel
 from syncpretrain.errors import DataError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.conditions import as_documents, is_missing
-from syncpretrain.models.layer import blocks_through
+from syncpretrain.models.layer import NO_RBM, blocks_through
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.models.stack import Stack
 
@@ -40,10 +40,8 @@ def check_scores(stack: Stack, by: str) -> None:
     if by == "free-energy":
         layer = stack.layers[0]
         if layer.model != "rbm":
-            raise DataError(
-                "by: got free-energy, but layer 1 is an autoencoder, or was fine-tuned, and has no"
-                " energy; take reconstruction, or score RBMs before fine-tuning"
-            )
+            advice = "take reconstruction, or score RBMs before fine-tuning"
+            raise DataError(f"by: got free-energy, but layer 1 {NO_RBM} has no energy; {advice}")
         free_energy(layer, np.zeros((1, layer.shape.visible), dtype=np.float32))
 
 
@@ -82,8 +80,7 @@ def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
         If the stack has no decoder that fits, or X does not fit.
     """
     check_scores(stack, "reconstruction")
-    columns = columns_in(stack.info)
-    width = stack.widths[0]
+    columns, width = columns_in(stack.info), stack.widths[0]
     owners = columns.owners if columns and columns.width == width else np.arange(width)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
 
@@ -95,8 +92,7 @@ def feature_scores(stack: Stack, X: ArrayLike) -> NDArray[np.float64]:
 
 def feature_names(stack: Stack) -> list[str]:
     """Return the names of the columns of :func:`feature_scores`, or their numbers from 0."""
-    columns = columns_in(stack.info)
-    width = stack.widths[0]
+    columns, width = columns_in(stack.info), stack.widths[0]
     if columns and columns.width == width:
         return columns.owner_names
     return [str(number) for number in range(width)]

@@ -295,9 +295,8 @@ class Stack:
         if steps < 1:
             raise DataError(f"steps: got {steps}, expected 1 or more")
         if isinstance(start, str) and start not in ("noise", "chains"):
-            raise DataError(
-                f"start: got {start!r}, expected noise, chains, or the examples as an array"
-            )
+            wanted = "noise, chains, or the examples as an array"
+            raise DataError(f"start: got {start!r}, expected {wanted}")
         if save is not None and Path(str(save)).suffix != ".npy":  # the text of what is no path
             raise DataError(f"save: got {save}, expected a file that ends in .npy")
         if save is not None and not Path(save).absolute().parent.is_dir():
@@ -416,10 +415,8 @@ class Stack:
             raise DataError(f"layer: got {layer}, expected 1 to {len(self.layers)}")
         found = dict(self.layers[layer - 1].arrays()).get("chains")
         if found is None:
-            raise DataError(
-                f"layer {layer} keeps no chains; pretrain with persistent=True and chains=500, say,"
-                " and ask before fine-tuning"
-            )
+            advice = "pretrain with persistent=True and chains=500, say, and ask before fine-tuning"
+            raise DataError(f"layer {layer} keeps no chains; {advice}")
         return np.array(found)
 
     @property

@@ -92,15 +92,11 @@ def _check_part(stack: Model, part: str) -> None:
     own = None if stack.head is None else PARTS_OF_HEADS[stack.head.kind]
     if part in PARTS_OF_HEADS.values() and part != own:
         task = next(kind for kind, name in PARTS_OF_HEADS.items() if name == part)
-        raise SettingsError(
-            f"part: got {part}, but the stack is no {part}; fine-tune it for {task}, or take"
-            f" {own or 'encoder'}"
-        )
+        advice = f"fine-tune it for {task}, or take {own or 'encoder'}"
+        raise SettingsError(f"part: got {part}, but the stack is no {part}; {advice}")
     if part in ("decoder", "autoencoder") and own is not None:
-        raise SettingsError(
-            f"part: got {part}, but the stack was fine-tuned as a {own} and has no decoder; take"
-            f" encoder or {own}"
-        )
+        reason = f"the stack was fine-tuned as a {own} and has no decoder"
+        raise SettingsError(f"part: got {part}, but {reason}; take encoder or {own}")
     if part == "autoencoder" and kind_of(stack.layers[0].visible_units).counts:
         raise SettingsError(
             "part: got autoencoder, but a document's reconstruction has as many words as the"
@@ -197,10 +193,8 @@ def _block_functions(parts: Sequence[Any]) -> Iterator[kinds.BlockFunction]:
 
 def _function(units: str) -> str:
     if units not in FUNCTIONS:
-        raise SettingsError(
-            f"units: got {units}, which no format has; expected {', '.join(FUNCTIONS)} or linear"
-            " units"
-        )
+        wanted = f"{', '.join(FUNCTIONS)} or linear units"
+        raise SettingsError(f"units: got {units}, which no format has; expected {wanted}")
     return FUNCTIONS[units]
 
 

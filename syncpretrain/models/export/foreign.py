@@ -75,22 +75,18 @@ def model_of(
         raise DataError("classes: got none for a softmax; give the labels of its outputs")
     down = [None] * len(own) if decoder is None else _read(parts, decoder)[::-1]
     if len(down) != len(own):
-        raise DataError(
-            f"decoder: got {len(down)} dense layers, expected {len(own)}, the encoder's"
-        )
+        wanted = f"expected {len(own)}, the encoder's"
+        raise DataError(f"decoder: got {len(down)} dense layers, {wanted}")
     below, layers = visible_units, list[DenseLayer]()
     for number, (up, back) in enumerate(zip(own, down, strict=True), start=1):
         shape = up.weight.shape
         if layers and len(layers[-1].hidden_bias) != shape[0]:
-            raise DataError(
-                f"network: dense layer {number} reads {shape[0]} values, expected those of the"
-                f" layer below, {len(layers[-1].hidden_bias)}"
-            )
+            wanted = f"those of the layer below, {len(layers[-1].hidden_bias)}"
+            reads = f"dense layer {number} reads {shape[0]} values"
+            raise DataError(f"network: {reads}, expected {wanted}")
         if back is not None and back.weight.shape != shape[::-1]:
-            raise DataError(
-                f"decoder: got a layer of shape {back.weight.shape}, expected {shape[::-1]}, that"
-                f" of dense layer {number} of the encoder, transposed"
-            )
+            wanted = f"{shape[::-1]}, that of dense layer {number} of the encoder, transposed"
+            raise DataError(f"decoder: got a layer of shape {back.weight.shape}, expected {wanted}")
         bias = np.zeros(shape[0], dtype=np.float32) if back is None else back.bias
         weight = None if back is None else back.weight
         units = UNITS_OF[up.function]
@@ -103,15 +99,13 @@ def model_of(
 def _head(last: Dense, classes: Sequence[Any] | None) -> Head:
     is_softmax = kind_of(UNITS_OF[last.function]).is_exclusive
     if last.function != LINEAR and not (is_softmax and classes is not None):
-        raise DataError(
-            f"network: got {last.function} behind the last layer, expected nothing behind a head"
-        )
+        got = f"{last.function} behind the last layer"
+        raise DataError(f"network: got {got}, expected nothing behind a head")
     if classes is None:
         return Head(last.weight, last.bias, "regression")
     if len(classes) != len(last.bias) or len(set(classes)) != len(classes):
-        raise DataError(
-            f"classes: got {len(classes)} for {len(last.bias)} outputs, expected as many, each once"
-        )
+        got = f"{len(classes)} for {len(last.bias)} outputs"
+        raise DataError(f"classes: got {got}, expected as many, each once")
     texts = all(isinstance(label, str) for label in classes)
     own = tuple(map(str, classes)) if texts else tuple(map(int, classes))
     return Head(last.weight, last.bias, "classification", own)
@@ -131,9 +125,8 @@ def _read(parts: Parts, network: Any) -> list[Dense]:
             found[-1] = found[-1]._replace(function=str(own))
             behind = False
         elif kind not in WITHOUT_EFFECT:
-            raise DataError(
-                f"network: got {kind} at place {place}, counted from 0, expected {WANTED}"
-            )
+            got = f"{kind} at place {place}, counted from 0"
+            raise DataError(f"network: got {got}, expected {WANTED}")
     if not found:
         raise DataError(f"network: got no dense layer, expected {WANTED}")
     return found
