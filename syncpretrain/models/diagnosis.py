@@ -185,6 +185,11 @@ def mean_error(X: Array) -> float:
     return max(_squares(X) / len(X) - float(mean @ mean), 0.0)
 
 
+def digits(value: float | None) -> str:
+    """Return a figure as it is printed, a dash for none."""
+    return "-" if value is None else f"{value:.4g}"
+
+
 def share_text(error: float, baseline: float) -> str:
     """Return an error as a share of a baseline."""
     return f"{100 * error / baseline:.0f} %" if baseline > 0 else "-"

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from syncpretrain.models.diagnosis import digits
 from syncpretrain.planning.candidates import Candidate, Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.plot import course
@@ -22,7 +23,6 @@ from syncpretrain.report.section import (
     details,
     draw_svg,
     figure,
-    number,
     paragraph,
     row_of_figures,
     seconds_text,
@@ -204,7 +204,7 @@ def _epoch_table(timeline: Timeline, name: str) -> str:
         layer = f"layer {span.layer}" if span.layer else course.TUNING_NAME
         read = span.reads if span.layer > 1 and not timeline.is_streamed else "-"
         times = (f"{span.start:.3f}", f"{span.end:.3f}")
-        errors = (number(span.train_error), number(span.validation_error))
+        errors = (digits(span.train_error), digits(span.validation_error))
         rows.append((layer, span.epoch, read, *times, *errors))
     left_out = len(timeline.spans) + len(timeline.tuning) - len(rows)
     more = f"; {left_out} more are in events.jsonl" if left_out else ""
@@ -259,14 +259,11 @@ def _refusal(run: RunRecord, settings: PretrainSettings) -> str:
     if len(timeline.layers) - 1 != depth or len(measured) < depth:
         return "Not every layer finished an epoch, so that there are no times to predict from."
     if sum(settings.epochs) > MOST_SIMULATED:
-        return (
-            f"More than {MOST_SIMULATED} epochs are not predicted here, but by 'syncpretrain plan'."
-        )
+        how = "not predicted here, but by 'syncpretrain plan'"
+        return f"More than {MOST_SIMULATED} epochs are {how}."
     if settings.schedule not in SCHEDULES:
-        return (
-            f"The steps of schedule {settings.schedule} differ from the steps of the others;"
-            " 'syncpretrain plan' measures them."
-        )
+        how = "differ from the steps of the others; 'syncpretrain plan' measures them"
+        return f"The steps of schedule {settings.schedule} {how}."
     one_at_a_time = SCHEDULES[settings.schedule].one_at_a_time
     if max(settings.replicas) > 1 or (one_at_a_time and (settings.blas_threads or 1) > 1):
         return (
@@ -299,7 +296,6 @@ def timings_of(run: RunRecord) -> Timings:
         if not row and layers:
             row = FORWARD_SHARE * layers[-1].step / batch
         transform = {1: row} if layer > 1 else {}
-        own = LayerTimings(step, step, sharded={}, transform=transform, validation=0.0)
-        layers.append(own)
+        layers.append(LayerTimings(step, step, sharded={}, transform=transform, validation=0.0))
     workers = run.settings.pretrain.workers or max(1, timeline.workers)
     return Timings(tuple(layers), workers, blas_threads=1)

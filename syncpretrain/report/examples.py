@@ -16,6 +16,7 @@ from syncpretrain.data.dataset import PARTS, Dataset, classes_only, is_labelled
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import DataError
 from syncpretrain.models.couplings import couplings, has_couplings, outside_gauge
+from syncpretrain.models.diagnosis import digits
 from syncpretrain.models.mixing import Mixing
 from syncpretrain.models.stack import Stack
 from syncpretrain.plot import stacks as plots
@@ -25,7 +26,6 @@ from syncpretrain.report.section import (
     drawn,
     figure,
     image,
-    number,
     paragraph,
     row_of_figures,
     table,
@@ -91,10 +91,7 @@ def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str
     shown : Shown or str
         Examples, prepared by the stack's meaning of numbers, or the reason why there are none.
     """
-    filters = partial(_filters, stack, images)
-    parts: list[tuple[str, str, Callable[[], str]]] = [
-        ("filters", "What the lowest layer reads", filters)
-    ]
+    parts: list[tuple[str, str, Callable[[], str]]] = []
     if isinstance(shown, str):
         above = partial(paragraph, NO_EXAMPLES.format(shown))
     else:
@@ -105,6 +102,8 @@ def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str
     if has_couplings(stack.layers[0]):
         parts.append(("couplings", "Couplings of positions", partial(_couplings, stack)))
     parts.append(("samples", "Samples", partial(_samples, stack, images, shown)))
+    filters = partial(_filters, stack, images)
+    parts.insert(0, ("filters", "What the lowest layer reads", filters))
     parts.insert(0, ("reconstructions", "Reconstructions", above))
     return [Section(name, title, drawn(body)) for name, title, body in parts]
 
@@ -114,11 +113,13 @@ def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> s
     if images is not None:
         return _grid([stack], images, shown, "each above its reconstruction")
     shares = plots.error_shares(stack, shown.rows)
-    text = (
-        f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
-        " error: 0 is perfect, and 100 says nothing. The worst are on top."
-    )
+    text = f"{_on_shares(shown)}: 0 is perfect, and 100 says nothing. The worst are on top."
     return _bars(stack, shares, plots.SHARE_LABEL, "shares", text)
+
+
+def _on_shares(shown: Shown) -> str:
+    means = "in percent of its mean's error"
+    return f"The error of each value's reconstructions on {shown.name}, {means}"
 
 
 def _grid(stacks: Sequence[Stack], images: ImageShape, shown: Shown, order: str) -> str:
@@ -145,19 +146,14 @@ def _couplings(stack: Stack) -> str:
 
     def draw(axes: Any) -> None:
         ends = 0.5, len(found) + 0.5  # positions count from 1
-        how: dict[str, Any] = {
-            "vmin": 0,
-            "interpolation": "nearest",
-            "extent": (*ends, *ends[::-1]),
-        }
-        drawn = axes.imshow(found, cmap="viridis", **how)
+        extent = (*ends, *ends[::-1])
+        drawn = axes.imshow(found, cmap="viridis", vmin=0, interpolation="nearest", extent=extent)
         axes.figure.colorbar(drawn, ax=axes)
         axes.set(xlabel="position", ylabel="position")
 
-    text = (
-        "Frobenius norms of the couplings of layer 1 between each two positions, in the zero-sum"
-        " gauge"
-    ) + ", with the average-product correction" * (len(found) > 2)
+    correction = ", with the average-product correction" if len(found) > 2 else ""
+    what = "Frobenius norms of the couplings of layer 1 between each two positions"
+    text = f"{what}, in the zero-sum gauge{correction}"
     svg = draw_svg(draw, name="couplings-map", label=text, size=(5.0, 4.3))
     first, second = np.triu_indices(len(found), 1)
     strongest = np.argsort(-found[first, second], kind="stable")[:MOST_PAIRS]
@@ -291,11 +287,7 @@ def _error_table(stacks: Sequence[Stack], names: Sequence[str], shown: Shown) ->
     shares = np.array([plots.error_shares(stack, shown.rows) for stack in stacks])
     worst = np.argsort(-shares.max(axis=0), kind="stable")[: plots.MOST_BARS_SHOWN]
     values = plots.value_names(stacks[0])
-    rows = [(values[i], *(number(share) for share in shares[:, i])) for i in worst]
-    caption = (
-        f"The error of each value's reconstructions on {shown.name}, in percent of its mean's"
-        " error, the worst first"
-    )
+    rows = [(values[i], *(digits(share) for share in shares[:, i])) for i in worst]
     left_out = len(values) - len(rows)
     note = paragraph(f"Left out: {left_out} values with smaller errors.") if left_out else ""
-    return table(("", *names), rows, caption=caption) + note
+    return table(("", *names), rows, caption=f"{_on_shares(shown)}, the worst first") + note

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from syncpretrain.data.dataset import PARTS
-from syncpretrain.models.diagnosis import share_text
+from syncpretrain.models.diagnosis import digits, share_text
 from syncpretrain.report.section import (
     LEAST_SECONDS,
     Section,
     details,
-    number,
     paragraph,
     seconds_text,
     table,
@@ -86,13 +85,13 @@ def quality_of(metrics: dict[str, Any]) -> Quality | None:
     if part := _part(apart):
         found = apart[part]
         r2 = found.get("r2")
-        text = f"the {part} error of the regression is {number(found['rmse'])} (root mean square)"
+        text = f"the {part} error of the regression is {digits(found['rmse'])} (root mean square)"
         explained = "" if r2 is None else f", which explains {100 * r2:.0f} % of the variance"
         return Quality(text + explained, 1 - r2 if r2 is not None else 0.0, 1.0)
     errors = metrics.get("reconstruction_error") or {}
     if part := _part(errors):
         error, mean = errors[part], (metrics.get("mean_error") or {}).get(part)
-        text = f"the reconstruction error on {part} examples is {number(error)}"
+        text = f"the reconstruction error on {part} examples is {digits(error)}"
         if mean:
             text += f", {share_text(error, mean)} of the error of predicting the mean"
         return Quality(text, error, mean)
@@ -215,10 +214,8 @@ def _cells(errors: dict[str, Any], means: dict[str, Any], parts: Sequence[str]) 
     cells = []
     for part in parts:
         error, mean = errors.get(part), means.get(part)
-        if error is not None and mean:
-            cells.append(f"{number(error)}, {share_text(error, mean)}")
-        else:
-            cells.append(number(error))
+        share = f", {share_text(error, mean)}" if error is not None and mean else ""
+        cells.append(digits(error) + share)
     return cells
 
 
@@ -370,7 +367,7 @@ def _compared_error(metrics: Mapping[str, Any], name: str, part: str) -> str:
     if name == "accuracy":
         return f"{100 * (1 - value):.2f} %"
     mean = (metrics.get("mean_error") or {}).get(part)
-    return f"{number(value)} ({share_text(value, mean)} of the mean's)" if mean else number(value)
+    return f"{digits(value)} ({share_text(value, mean)} of the mean's)" if mean else digits(value)
 
 
 def _layer_cell(metrics: Mapping[str, Any], i: int) -> str:
@@ -379,4 +376,4 @@ def _layer_cell(metrics: Mapping[str, Any], i: int) -> str:
         return NOT_THERE
     errors = layers[i]["reconstruction_error"]
     found = [(part, error) for part, error in errors.items() if error is not None]
-    return f"{number(found[-1][1])} ({found[-1][0]})" if found else NOT_THERE
+    return f"{digits(found[-1][1])} ({found[-1][0]})" if found else NOT_THERE

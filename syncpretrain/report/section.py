@@ -144,11 +144,6 @@ def details(summary: str, body: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
-def number(value: float | None) -> str:
-    """Return a figure as it is printed, a dash for none."""
-    return "-" if value is None else f"{value:.4g}"
-
-
 def seconds_text(seconds: float) -> str:
     """Return a time as it is printed."""
     if seconds < 60:

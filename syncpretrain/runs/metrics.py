@@ -16,6 +16,7 @@ from syncpretrain.data.scaling import spread
 from syncpretrain.models.diagnosis import (
     accuracies,
     baselines,
+    digits,
     layer_errors,
     regression_errors,
     stack_error,
@@ -244,11 +245,7 @@ def _results(report: dict[str, Any]) -> str:
 
 
 def _numbers(figures: dict[str, float | None]) -> list[str]:
-    return [_number(figures.get(part)) for part in PARTS]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return [digits(figures.get(part)) for part in PARTS]
 
 
 def _layers(report: dict[str, Any]) -> str:
@@ -256,7 +253,7 @@ def _layers(report: dict[str, Any]) -> str:
     for row in report["layers"]:
         errors = row["reconstruction_error"]
         cells = (row["layer"], row["shape"], row["epochs"])
-        rows.append((*cells, _number(errors.get("train")), _number(errors.get("validation"))))
+        rows.append((*cells, digits(errors.get("train")), digits(errors.get("validation"))))
     return _table(("layer", "units", "epochs", "train error", "validation error"), rows)
 
 
