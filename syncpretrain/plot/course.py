@@ -84,10 +84,8 @@ def learning_curves(run: Any, *, axes: Any = None) -> NDArray[Any]:
     """
     curves = curves_of(run)
     if not curves:
-        raise DataError(
-            "run: it has no finished epoch; expected the folder of a run that trained, or a stack"
-            " as pretrain() returns it"
-        )
+        wanted = "the folder of a run that trained, or a stack as pretrain() returns it"
+        raise DataError(f"run: it has no finished epoch; expected {wanted}")
     panels = canvas.new_panels(axes, len(curves))
     for panel, curve in zip(panels, curves, strict=True):
         draw_curve(panel, curve)
@@ -228,7 +226,9 @@ def draw_space_time(
     most = max(LEAST_BARS, MOST_BARS // max(1, len(rows)))
     numbered = NUMBER_INCHES / axes.figure.get_figwidth() * (end - begin)
     for place, layer in enumerate(rows):
-        _draw_sleep(axes, timeline, layer, place)
+        if layer and timeline.seconds:  # the row of its sleep, on which its epochs lie
+            sleep = {"left": timeline.began, "height": HEIGHT, "color": ASLEEP, "linewidth": 0}
+            axes.barh(place, timeline.seconds, **sleep)
         spans = timeline.of_layer(layer)
         for group in _grouped(spans, most):
             name = f"{prefix}bar{len(titles)}"
@@ -256,13 +256,6 @@ def first_second(timeline: Timeline) -> float:
     return timeline.began if timeline.spans else timeline.tuning[0].start
 
 
-def _draw_sleep(axes: Any, timeline: Timeline, layer: int, place: int) -> None:
-    """Draw a layer's row of sleep, on which its epochs lie."""
-    if layer and timeline.seconds:
-        left, width = timeline.began, timeline.seconds
-        axes.barh(place, width, left=left, height=HEIGHT, color=ASLEEP, linewidth=0)
-
-
 def _grouped(spans: Sequence[EpochSpan], most: int) -> list[tuple[EpochSpan, ...]]:
     """Return epochs in at most ``most`` groups that follow each other."""
     size = -(-len(spans) // most)
@@ -273,14 +266,11 @@ def _draw_bar(axes: Any, group: Sequence[EpochSpan], place: int, name: str) -> N
     first, last = group[0], group[-1]
     colour = colour_of(first.layer - 1) if first.layer else TUNING_COLOUR
     alpha = 1.0 if (first.epoch // len(group)) % 2 else PALER
-    (bar,) = axes.barh(
-        place, last.end - first.start, left=first.start, height=HEIGHT, color=colour, linewidth=0
-    )
+    where = {"left": first.start, "height": HEIGHT}
+    (bar,) = axes.barh(place, last.end - first.start, color=colour, linewidth=0, **where)
     bar.set(alpha=alpha, gid=name)
     if first.transform > 0 and len(group) == 1:
-        axes.barh(
-            place, first.transform, left=first.start, height=HEIGHT, color=ASLEEP, alpha=TRANSFORM
-        )
+        axes.barh(place, first.transform, color=ASLEEP, alpha=TRANSFORM, **where)
 
 
 def _draw_path(axes: Any, path: Sequence[EpochSpan], place: int, pixel: float) -> None:
@@ -319,8 +309,8 @@ def _title(timeline: Timeline, group: Sequence[EpochSpan]) -> str:
     read = "" if timeline.is_streamed else read
     stipulated = timeline.epochs[first.layer - 1] if first.layer and timeline.epochs else None
     extra = ", a refresh" if stipulated is not None and first.epoch > stipulated else ""
-    parts = [f"{name}, {epochs}{read}{extra}: {last.end - first.start:.3g} s"]
-    parts[0] += f", from {first.start:.3g} to {last.end:.3g} s"
+    times = f"{last.end - first.start:.3g} s, from {first.start:.3g} to {last.end:.3g} s"
+    parts = [f"{name}, {epochs}{read}{extra}: {times}"]
     if last.train_error is not None:
         parts.append(f"error {last.train_error:.4g}")
     if last.validation_error is not None:

@@ -20,6 +20,7 @@ from syncpretrain.errors import DataError, SettingsError, needed
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.models.couplings import positions_of
 from syncpretrain.models.diagnosis import idle_units
+from syncpretrain.models.inputs import names_in
 from syncpretrain.models.layer import up_through
 from syncpretrain.models.stack import Stack
 from syncpretrain.plot import canvas
@@ -160,9 +161,8 @@ def check_decoder(stack: Stack) -> None:
     DataError
     """
     if stack.head is not None:
-        raise DataError(
-            "stack: was fine-tuned to predict and has no decoder; take one without a head"
-        )
+        advice = "take one without a head"
+        raise DataError(f"stack: was fine-tuned to predict and has no decoder; {advice}")
 
 
 def error_shares(stack: Stack, X: Any) -> NDArray[np.float64]:
@@ -178,9 +178,8 @@ def error_shares(stack: Stack, X: Any) -> NDArray[np.float64]:
     errors = np.square(off, dtype=np.float64).sum(axis=0)
     spread = np.square(np.where(lost, 0, rows - mean)).sum(axis=0)
     least = 1e-9 * known
-    shares: NDArray[np.float64] = np.where(
-        spread > least, 100 * errors / np.maximum(spread, least), 100.0 * (errors > least)
-    )
+    relative = 100 * errors / np.maximum(spread, least)
+    shares: NDArray[np.float64] = np.where(spread > least, relative, 100.0 * (errors > least))
     return shares
 
 
@@ -222,10 +221,8 @@ def image_shape_of(stack: Stack, shape: str | ImageShape | None = None) -> Image
 
 def value_names(stack: Stack) -> list[str]:
     """Return the name of each value of an example."""
-    columns = columns_in(stack.info)
-    if columns is not None and columns.width == stack.widths[0]:
-        return columns.names
-    return [f"value {i}" for i in range(1, stack.widths[0] + 1)]
+    width = stack.widths[0]
+    return list(names_in(stack.info, width)) or [f"value {i}" for i in range(1, width + 1)]
 
 
 def position_names(stack: Stack) -> list[str]:
@@ -332,10 +329,8 @@ def filter_images(
     shape, weight = layer.shape, layer.weight
     if not isinstance(shape, ConvolutionShape):
         if number > 1 or images is None:
-            raise SettingsError(
-                f"layer: got {number}, a dense layer that reads no pixels, expected 1 or"
-                " a convolution"
-            )
+            got = f"{number}, a dense layer that reads no pixels"
+            raise SettingsError(f"layer: got {got}, expected 1 or a convolution")
         return [_scaled(weight.T)], images
     size = shape.size
     by_filter = _scaled(weight.transpose(3, 2, 0, 1).reshape(shape.filters, -1))
@@ -364,16 +359,15 @@ def image_grid(*images: NDArray[np.float32], shape: ImageShape) -> NDArray[np.fl
     columns = min(COLUMNS, count)
     rows = math.ceil(count / columns)
     block = deep * (height + MARGIN // 2) + 2 * MARGIN
-    grid = np.full(
-        (rows * block + MARGIN, columns * (width + MARGIN) + MARGIN, *colours),
-        BACKGROUND,
-        dtype=np.float32,
-    )
+    size = rows * block + MARGIN, columns * (width + MARGIN) + MARGIN
+    grid = np.full((*size, *colours), BACKGROUND, dtype=np.float32)
     for i, column in enumerate(zip(*images, strict=True)):
         left = MARGIN + (i % columns) * (width + MARGIN)
         top = 2 * MARGIN + (i // columns) * block
         for image in column:
-            grid[top : top + height, left : left + width] = _pixels(image, shape)
+            channels = image.reshape(shape.channels, height, width)
+            pixels = channels.transpose(1, 2, 0) if colours else channels.mean(axis=0)
+            grid[top : top + height, left : left + width] = pixels
             top += height + MARGIN // 2
     return grid
 
@@ -400,15 +394,6 @@ def png_bytes(grid: NDArray[np.float32], *, enlarge: int = ENLARGE) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
-
-
-def _pixels(image: NDArray[np.float32], shape: ImageShape) -> NDArray[np.float32]:
-    channels = image.reshape(shape.channels, shape.height, shape.width)
-    in_colour = shape.channels == COLOURS
-    pixels: NDArray[np.float32] = (
-        channels.transpose(1, 2, 0) if in_colour else channels.mean(axis=0)
-    )
-    return pixels
 
 
 def _scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
