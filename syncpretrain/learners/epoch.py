@@ -166,17 +166,11 @@ def diverged(learner: Learner, epoch: int, symptom: str) -> DivergedError:
     now = learner.current()
     kinds = {now.hidden_units, now.visible_units}
     unbounded = {name for name in kinds if not kind_of(name).is_bounded}
+    lower, whom = min(rate / 10, 0.1), "it"
     if unbounded:
         lower = min(rate / 10, 0.001)
-        units = " and ".join(sorted(unbounded))
-        cause = (
-            f"The learning rate of {rate:g} is likely too high for {units} units, or the input is"
-            f" not scaled; try {lower:g}"
-        )
-    else:
-        lower = min(rate / 10, 0.1)
-        cause = f"The learning rate of {rate:g} is likely too high for it; try {lower:g}"
+        whom = f"{' and '.join(sorted(unbounded))} units, or the input is not scaled"
     return DivergedError(
-        f"layer {learner.layer} diverged in epoch {epoch}: {symptom}. {cause}, and a weight decay"
-        " well below 0.01"
+        f"layer {learner.layer} diverged in epoch {epoch}: {symptom}. The learning rate of {rate:g}"
+        f" is likely too high for {whom}; try {lower:g}, and a weight decay well below 0.01"
     )

@@ -24,7 +24,6 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError(
-            f'syncpretrain.torch: PyTorch is missing; pip install "syncpretrain[torch]" ({error})'
-        ) from error
+        advice = f'pip install "syncpretrain[torch]" ({error})'
+        raise ImportError(f"syncpretrain.torch: PyTorch is missing; {advice}") from error
     return LocalTrainer

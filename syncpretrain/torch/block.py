@@ -101,10 +101,8 @@ def _write(out: Array, name: str, values: Any, shape: tuple[int, ...]) -> None:
         raise DataError(f"{name}: got whole numbers above 2**24, which float32 cannot hold")
     if not (finite := np.isfinite(out)).all():
         row, column = np.argwhere(~finite)[0]
-        raise DataError(
-            f"{name}: got {out[row, column]} as float32 in row {row}, column {column}, expected"
-            " finite numbers"
-        )
+        got = f"{out[row, column]} as float32 in row {row}, column {column}"
+        raise DataError(f"{name}: got {got}, expected finite numbers")
 
 
 @dataclass(kw_only=True)
@@ -183,10 +181,9 @@ def saved(what: str, things: dict[str, Any]) -> bytes:
     try:
         torch.save(dict(things), file)
     except Exception as error:  # methods of what is saved may raise anything
-        raise SettingsError(
-            f"runtime: {what} cannot be sent to a process ({error}), expected one without functions"
-            " of a script; take threads"
-        ) from error
+        how = f"cannot be sent to a process ({error})"
+        wanted = "one without functions of a script; take threads"
+        raise SettingsError(f"runtime: {what} {how}, expected {wanted}") from error
     return file.getvalue()
 
 
@@ -249,10 +246,9 @@ def check_apart(name: str, groups: Iterable[Iterable[Any]]) -> None:
                 how = "torch.float32 on cpu; take module.float().cpu()"
                 raise SettingsError(f"{name}: block {i} has {kind}, expected {how}")
             if owner.setdefault(id(tensor), i) != i:
-                raise SettingsError(
-                    f"{name}: blocks {owner[id(tensor)]} and {i} share a parameter or buffer;"
-                    " blocks train apart, so put both into one block, or give each its own"
-                )
+                how = "blocks train apart, so put both into one block, or give each its own"
+                both = f"blocks {owner[id(tensor)]} and {i}"
+                raise SettingsError(f"{name}: {both} share a parameter or buffer; {how}")
 
 
 def _has_weight(module: Any) -> bool:

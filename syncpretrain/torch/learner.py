@@ -121,10 +121,9 @@ class ModuleLearner(Learner):
                 clear_gradients(block.optimizer)
                 self._is_left_out = True
         if self._handed is not None and self._handed[0]._version != self._handed[1]:
-            raise SettingsError(
-                f"heads: the head of block {self.layer} changes its input in place, which the block"
-                " above reads too; begin it with a module that does not"
-            )
+            how = "which the block above reads too; begin it with a module that does not"
+            what = f"the head of block {self.layer} changes its input in place"
+            raise SettingsError(f"heads: {what}, {how}")
         if weight is None or bool(weight.any()):
             self._is_left_out = False
             if loss.requires_grad:

@@ -66,9 +66,8 @@ class PredSimHead(nn.Module):  # type: ignore[misc]
 def default_head(loss: Any, inputs: tuple[int, ...], shape: tuple[int, ...], classes: int) -> Any:
     """Return the head of a loss for a block with examples of these shapes below and above."""
     if loss == "reconstruction":
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(math.prod(shape), math.prod(inputs)), nn.Unflatten(1, inputs)
-        )
+        linear = nn.Linear(math.prod(shape), math.prod(inputs))
+        return nn.Sequential(nn.Flatten(), linear, nn.Unflatten(1, inputs))
     return PredSimHead(shape, classes) if loss == "predsim" else PooledHead(shape, classes)
 
 
@@ -91,10 +90,9 @@ class LocalLoss:
         if self.kind == "predsim":
             outputs = head(h)
             if not isinstance(outputs, tuple) or len(outputs) != 2:
-                raise SettingsError(
-                    "heads: got a head that returns one output with loss predsim, expected the"
-                    " scores of the classes and features; take loss cross-entropy"
-                )
+                got = "a head that returns one output with loss predsim"
+                wanted = "the scores of the classes and features; take loss cross-entropy"
+                raise SettingsError(f"heads: got {got}, expected {wanted}")
             scores, features = outputs
             own = _mean(functional.cross_entropy(scores, y, reduction=reduction), weight)
             wanted = similarities(functional.one_hot(y, scores.shape[1]).to(scores.dtype))
@@ -119,13 +117,11 @@ def _mean(loss: Any, weight: Any) -> Any:
     if weight is None:
         return loss.mean() if loss.dim() else loss
     if not loss.dim():
-        raise SettingsError(
-            "weight: got weights with a loss that is one number, expected a loss that returns one"
-            " number an example"
-        )
-    return (loss.flatten(1).mean(1) if loss.dim() > 1 else loss).mul(weight).sum() / (
-        weight.sum() or 1
-    )
+        wanted = "a loss that returns one number an example"
+        got = "weights with a loss that is one number"
+        raise SettingsError(f"weight: got {got}, expected {wanted}")
+    each = loss.flatten(1).mean(1) if loss.dim() > 1 else loss
+    return each.mul(weight).sum() / (weight.sum() or 1)
 
 
 def check_loss(loss: Any, classes: int | None, *, has_targets: bool) -> None:
@@ -134,9 +130,8 @@ def check_loss(loss: Any, classes: int | None, *, has_targets: bool) -> None:
     Raises SettingsError.
     """
     if not callable(loss) and loss not in LOSSES:
-        raise SettingsError(
-            f"loss: got {loss!r}, expected {', '.join(LOSSES)} or a function of outputs and targets"
-        )
+        wanted = f"{', '.join(LOSSES)} or a function of outputs and targets"
+        raise SettingsError(f"loss: got {loss!r}, expected {wanted}")
     if loss in LOSSES[:2] and not classes:
         raise SettingsError(f"classes: got nothing with loss {loss}, expected their number")
     if loss != "reconstruction" and not has_targets:

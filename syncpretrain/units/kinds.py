@@ -439,8 +439,7 @@ class Blocks:
         for columns, kind in self._simple:
             kind.sample(np, x[:, columns], noise[:, columns], out[:, columns])
         for part in self._grouped:
-            rows = part.grouped(x)
-            rows = rows.reshape(-1, part.choices).copy()
+            rows = part.grouped(x).reshape(-1, part.choices).copy()
             softmax(np, rows)
             x[:, part.columns] = out[:, part.columns] = rows.reshape(len(x), -1)
             if part.kind == COUNTS:
@@ -556,14 +555,10 @@ def blocks_text(text: str, width: int | None = None) -> str:
     found = [_item(item, text) for item in text.replace(" ", "").split(",")]
     taken = sum(max(groups, 1) * size for _, groups, size in found)
     free = sum(not size for _, _, size in found)
+    width = taken if width is None and not free else width
     if width is None or free > 1 or (free and taken >= width) or (not free and taken != width):
-        if width is None and not free:
-            width = taken
-        else:
-            raise ValueError(
-                f"got {text}, whose blocks have {taken} columns, expected {width or 'a number'},"
-                " the values of an example that layers begins with"
-            )
+        wanted = f"{width or 'a number'}, the values of an example that layers begins with"
+        raise ValueError(f"got {text}, whose blocks have {taken} columns, expected {wanted}")
     merged: list[list[Any]] = []
     free = width - taken
     for kind, groups, size in found:
@@ -602,9 +597,9 @@ def _item(item: str, text: str) -> tuple[str, int, int]:
     found = ITEM.fullmatch(item)
     kind = found[1] if found else ""
     if found is None or kind not in FORMS or (found[2] and kind != SOFTMAX):
+        examples = "bernoulli:20, gaussian:5, softmax:3x7 (3 groups of 7) or counts:2000"
         raise ValueError(
-            f"got {item or 'nothing'!r} in {text!r}, expected blocks such as bernoulli:20,"
-            " gaussian:5, softmax:3x7 (3 groups of 7) or counts:2000"
+            f"got {item or 'nothing'!r} in {text!r}, expected blocks such as {examples}"
         )
     groups = int(found[2] or 1) if kind == SOFTMAX else 0
     return kind, groups, int(found[3] or 0)

@@ -169,7 +169,12 @@ def build(network: Network) -> Any:
     onnx = needed("onnx", missing)
     for part in ("checker", "helper", "numpy_helper"):
         needed(f"onnx.{part}", missing)
-    _check_size(network)
+    arrays = [getattr(step, "weight", None) for step in network.steps]
+    total = sum(array.nbytes for array in arrays if array is not None)
+    if total > MOST_BYTES:
+        got = f"onnx for {total / 1e9:.1f} GB of weights"
+        how = "one file holds 2 GB at most; take torch, keras or npz"
+        raise SettingsError(f"format: got {got}, and {how}")
     graph = _Graph(onnx)
     inputs, x = _inputs(graph, network)
     for step in network.steps:
@@ -195,15 +200,6 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
         As :func:`build`.
     """
     return {path: build(network).SerializeToString()}
-
-
-def _check_size(network: Network) -> None:
-    arrays = [getattr(step, "weight", None) for step in network.steps]
-    total = sum(array.nbytes for array in arrays if array is not None)
-    if total > MOST_BYTES:
-        got = f"onnx for {total / 1e9:.1f} GB of weights"
-        how = "one file holds 2 GB at most; take torch, keras or npz"
-        raise SettingsError(f"format: got {got}, and {how}")
 
 
 def _inputs(graph: _Graph, network: Network) -> tuple[list[Any], Any]:
