@@ -114,10 +114,9 @@ class EventLog:
                     self._file.truncate()
             if not self._has_warned:
                 self._has_warned = True
-                self._report(
-                    f"warning: {self._path} could not be written: {error.strerror or error}; the"
-                    " run goes on, and its events are written once they can be"
-                )
+                onward = "the run goes on, and its events are written once they can be"
+                reason = f"{error.strerror or error}; {onward}"
+                self._report(f"warning: {self._path} could not be written: {reason}")
 
 
 def _whole_lines(path: Path) -> int:

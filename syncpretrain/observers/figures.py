@@ -71,7 +71,6 @@ def check_package(log: str, package: str) -> None:
     try:
         import_module(package)
     except ImportError as error:
-        raise SettingsError(
-            f"log: got {log}, which needs the package {package} ({error}); pip install"
-            f' "syncpretrain[{log}]"'
-        ) from error
+        advice = f'pip install "syncpretrain[{log}]"'
+        need = f"the package {package} ({error})"
+        raise SettingsError(f"log: got {log}, which needs {need}; {advice}") from error

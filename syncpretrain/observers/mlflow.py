@@ -74,9 +74,8 @@ class MLflowLog:
         from mlflow.entities import Metric
 
         time = round(1000 * wall_time(event))  # milliseconds
-        metrics = [
-            Metric(name, value, time, figures.step) for name, value in figures.values.items()
-        ]
+        values = figures.values.items()
+        metrics = [Metric(name, value, time, figures.step) for name, value in values]
         self._client.log_batch(self._run, metrics=metrics)
 
 

@@ -407,8 +407,7 @@ class Forecast:
     def rate(self) -> float | None:
         """Examples that all layers together train on in a second; None before there are any."""
         trained = sum(row.trained for row in self.rows.values())
-        elapsed = self._now - self._started
-        return self._examples * trained / elapsed if trained > 0 and elapsed > 0 else None
+        return self._examples * trained / self.elapsed if trained > 0 and self.elapsed > 0 else None
 
     @property
     def elapsed(self) -> float:
@@ -418,9 +417,8 @@ class Forecast:
     @property
     def seconds_left(self) -> float | None:
         """Seconds to the end; None before any layer's speed is known."""
-        known = {
-            n: s for n, x in self.rows.items() if (s := x.epoch_seconds(self._now)) is not None
-        }
+        seconds = {n: row.epoch_seconds(self._now) for n, row in self.rows.items()}
+        known = {n: own for n, own in seconds.items() if own is not None}
         weights = sum(self.rows[n].weights for n in known)
         if not weights:
             return None

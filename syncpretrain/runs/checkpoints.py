@@ -115,10 +115,8 @@ class Checkpoints:
                 if not any(self._folder.iterdir()):
                     self._folder.rmdir()
         except OSError as error:
-            self.report(
-                f"warning: {self._folder} could not be deleted: {error.strerror}; the run is"
-                " complete and does not need it"
-            )
+            reason = f"{error.strerror}; the run is complete and does not need it"
+            self.report(f"warning: {self._folder} could not be deleted: {reason}")
 
     def newest_pretrain_state(self) -> State | None:
         """Return the newest valid state of pretraining, None if there is none."""
@@ -185,10 +183,8 @@ class Checkpoints:
             write(path)
             prune_checkpoints(self._folder, stem, keep)
         except OSError as error:
-            self.report(
-                f"warning: no checkpoint could be written to {path}:"
-                f" {error.strerror or error}; those before it are kept"
-            )
+            reason = f"{error.strerror or error}; those before it are kept"
+            self.report(f"warning: no checkpoint could be written to {path}: {reason}")
             return False
         self._last_time = time.monotonic()
         return True

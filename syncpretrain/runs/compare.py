@@ -259,7 +259,8 @@ def _fine_tuned(
         errors = {part: None if share is None else 1 - share for part, share in right.items()}
     else:
         errors = {part: stack_error(tuned, getattr(data, part)) for part in ("validation", "test")}
-    epochs, labels = tuple(stack.info.get("epochs", ())), tuning.examples if supervised else None
+    epochs = tuple(stack.info.get("epochs", ()))
+    labels = tuning.examples if supervised else None
     own = labels, errors["validation"], errors["test"], pretrain_seconds, seconds
     return Outcome(start, tuning.options.seed, *own, epochs, _passes(stack, epochs))
 
@@ -303,7 +304,8 @@ def _check(
     classifies, labelled = objective == "classification", data.test_labels
     lacks_labels = data.train_labels is None or labelled is None
     lacks_test = labelled is None or not is_labelled(labelled).any()
-    is_patient, lacks = settings.finetune.patience is not None, f"data: {data.name} has no"
+    is_patient = settings.finetune.patience is not None
+    lacks = f"data: {data.name} has no"
     refused = {
         f"{lacks} test examples to compare by; give test=0.2, say": not len(data.test),
         "finetune_patience: got a number, expected none; all starts are trained alike": is_patient,
@@ -347,10 +349,9 @@ def check_baselines(names: tuple[str, ...], data: Dataset, objective: str) -> No
         got = f"{', '.join(names)} with {objective}"
         raise SettingsError(f"baselines: got {got}, expected classification")
     if isinstance(data.train, StoredRows):
-        raise SettingsError(
-            "baselines: got rows that are sparse or in a file, expected rows in memory, as"
-            " scikit-learn's classifiers read them; leave the baselines out"
-        )
+        wanted = "rows in memory, as scikit-learn's classifiers read them; leave the baselines out"
+        got = "rows that are sparse or in a file"
+        raise SettingsError(f"baselines: got {got}, expected {wanted}")
     text = "baselines: scikit-learn is missing; pip install 'syncpretrain[sklearn]'"
     needed("sklearn", SettingsError(text))
 

@@ -271,15 +271,11 @@ def _locked(path: Path, report: Callable[[str], Any]) -> int:
         except BlockingIOError:
             owner = os.read(descriptor, 200).decode(errors="replace").strip()
             os.close(descriptor)
-            raise SettingsError(
-                f"resume: the run in {path.parent} is at work in {owner or 'another process'};"
-                " wait for it, or stop it first"
-            ) from None
+            where = f"{owner or 'another process'}; wait for it, or stop it first"
+            raise SettingsError(f"resume: the run in {path.parent} is at work in {where}") from None
         except OSError as error:
-            report(
-                f"warning: {path.parent} cannot be locked ({error.strerror}): take care that no"
-                " second process resumes this run at the same time"
-            )
+            advice = "take care that no second process resumes this run at the same time"
+            report(f"warning: {path.parent} cannot be locked ({error.strerror}): {advice}")
         if not _is_at(path, descriptor):
             os.close(descriptor)  # its former owner has just removed it
             continue
@@ -293,10 +289,8 @@ def _locked(path: Path, report: Callable[[str], Any]) -> int:
 
 
 def _lock_refusal(path: Path, error: OSError) -> SettingsError:
-    return SettingsError(
-        f"cannot write to {path.parent}: {error.strerror}; make room or make it writable, or begin"
-        " a new run with another --out"
-    )
+    advice = "make room or make it writable, or begin a new run with another --out"
+    return SettingsError(f"cannot write to {path.parent}: {error.strerror}; {advice}")
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -120,10 +120,8 @@ def table_options(settings: Settings) -> dict[str, Any]:
     data, objective = settings.data, settings.finetune.objective
     tasks = ("classification", "regression")
     if data.task is not None and objective in tasks and data.task != objective:
-        raise SettingsError(
-            f"task: got {data.task} with fine-tuning for {objective}; leave it out, or take"
-            f" finetune={data.task}"
-        )
+        advice = f"leave it out, or take finetune={data.task}"
+        raise SettingsError(f"task: got {data.task} with fine-tuning for {objective}; {advice}")
     names = ("target", "weights", "test", "unlabelled", "examples")
     own = {name: getattr(data, name) for name in names}
     task = data.task or (objective if objective in tasks else None)
@@ -181,10 +179,9 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
     wanted, pretrain = settings.finetune, settings.pretrain
     if wanted.objective == "none":
         if pretrain.schedule == UNTRAINED:
-            raise SettingsError(
-                f"schedule: got {UNTRAINED} without fine-tuning, which leaves random weights;"
-                " expected a way to fine-tune, such as --finetune classification"
-            )
+            got = f"{UNTRAINED} without fine-tuning, which leaves random weights"
+            way = "a way to fine-tune, such as --finetune classification"
+            raise SettingsError(f"schedule: got {got}; expected {way}")
         return None
     options = tuning_options(
         wanted, seed=pretrain.seed, blas_threads=pretrain.blas_threads, backend=pretrain.backend

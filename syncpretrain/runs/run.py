@@ -203,10 +203,7 @@ def resume_run(
         was = read_identity(folder / IDENTITY_NAME) or checkpointed_identity(folder, notices.append)
         replay = None if was is None else was.replay
         if was is not None and was.start is not None and not has_pretrained(folder):
-            raise SettingsError(
-                f"resume: the stack that the run was to fine-tune is not in {folder} any more;"
-                " begin it again with syncpretrain finetune"
-            )
+            raise SettingsError(_stack_is(f"not in {folder} any more"))
         data = _load_data_again(settings, folder, was)
         if was is not None:  # first, since other data might fit nothing below
             now = identity_of(settings, data, replay)
@@ -227,23 +224,26 @@ def resume_run(
         return run.execute(folder, resuming=True)
 
 
+def _stack_is(state: str) -> str:
+    """Return the refusal to resume a run whose stack to fine-tune is lost."""
+    what = f"the stack that the run was to fine-tune is {state}"
+    return f"resume: {what}; begin it again with syncpretrain finetune"
+
+
 def _load_data_again(settings: Settings, folder: Path, was: RunIdentity | None) -> Dataset:
     """Return the data of a run; an error about other or missing data says where to correct them."""
+    correct = f"correct name under [data] in {folder / CONFIG_NAME}"
     try:
         known, meaning = (None, None) if was is None else (was.file, was.meaning)
         data = prepare.load_data(settings, known, read_columns(folder / COLUMNS_NAME), meaning)
     except DataError as error:
-        raise DataError(
-            f"resume: the data of the run cannot be loaded: {error}. If it was moved, correct name"
-            f" under [data] in {folder / CONFIG_NAME}"
-        ) from error
+        reason = f"{error}. If it was moved, {correct}"
+        raise DataError(f"resume: the data of the run cannot be loaded: {reason}") from error
     width = settings.pretrain.layers[0] if was is None else was.data.width
     if data.width != width:
-        raise SettingsError(
-            f"resume: the run in {folder} was begun with examples of {width} values, and"
-            f" {data.name} now has {data.width}; put the file back that it was begun with, or"
-            f" correct name under [data] in {folder / CONFIG_NAME}"
-        )
+        change = f"examples of {width} values, and {data.name} now has {data.width}"
+        advice = f"put the file back that it was begun with, or {correct}"
+        raise SettingsError(f"resume: the run in {folder} was begun with {change}; {advice}")
     return data
 
 
@@ -421,10 +421,7 @@ class Run:
     def pretrain(self, saved: Checkpoints, resuming: bool) -> Stack:
         """Pretrain, from the newest checkpoint if one is there; again if a worker fails."""
         if self.identity.start is not None:
-            raise CheckpointError(
-                "resume: the stack that the run was to fine-tune is damaged; begin it again with"
-                " syncpretrain finetune"
-            )
+            raise CheckpointError(_stack_is("damaged"))
         while True:
             self.pretraining.observers = tuple(self.observers)
             self.pretraining.save = saved.save_pretraining

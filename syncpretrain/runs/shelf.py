@@ -88,10 +88,8 @@ def runs_in(folder: Path) -> list[ShelvedRun]:
     try:
         inside = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:
-        raise SettingsError(
-            f"folder: cannot read {folder}: {error.strerror}; name the folder of the runs with"
-            " --folder"
-        ) from None
+        reason = f"{error.strerror}; name the folder of the runs with --folder"
+        raise SettingsError(f"folder: cannot read {folder}: {reason}") from None
     found = [run for run in map(_found_in, inside) if run is not None]
     return sorted(found, key=lambda run: run.when, reverse=True)
 
