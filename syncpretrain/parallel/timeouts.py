@@ -9,10 +9,12 @@ of one part reaches the caller.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from threading import Thread
+from typing import Any, TypeVar
 
 from syncpretrain.errors import StalledError
 
@@ -69,6 +71,23 @@ class Timeouts:
 
 
 TIMEOUTS = Timeouts()
+
+
+def started_thread(name: str, target: Callable[..., Any], *args: Any) -> Thread:
+    """Return a new thread that calls a function, and does not keep the process from ending."""
+    # A daemon only for a thread that is stuck in foreign code: every ordinary way out joins it.
+    thread = Thread(target=target, args=args, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def join_all(threads: Sequence[Thread], seconds: float) -> list[str]:
+    """Wait some seconds for the ends of all threads; return the names of those still alive."""
+    # One deadline for all: with one each, N stuck threads would cost N times as much.
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in threads if thread.is_alive()]
 
 
 class Closing(ABC):

@@ -29,7 +29,7 @@ import numpy as np
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import Phases, Program, in_turn
 from syncpretrain.parallel import waiting
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts, join_all
 
 # For draws from a generator of the whole process: held for a forward pass, or for one minibatch of
 # an iterable, and never while waiting for a worker.
@@ -117,10 +117,7 @@ class WorkerPool:
         threads = [thread for thread in self._threads if thread is not None]
         for door in self._doors:
             door.release()
-        deadline = time.monotonic() + self._times.join
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return [thread.name for thread in threads if thread.is_alive()]
+        return join_all(threads, self._times.join)
 
     def _wake(self, rank: int) -> None:
         if self._threads[rank] is None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import faulthandler
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts, join_all, started_thread
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.epochs import LinkedEpochs, Message
 from syncpretrain.workers.link import STDERR, Context, Inbox, Job, Obey, Place, serve
@@ -50,15 +49,8 @@ class ThreadLink(Inbox):
         self._orders, self._is_killed = queue.SimpleQueue[Any](), False
         self._caller = threading.current_thread()  # a worker's thread ends soon after its caller
         self._sleep = context.times.sleep
-        # A daemon only so that a thread stuck in foreign code cannot keep the process from ending;
-        # every ordinary way out joins the thread.
-        self.thread = threading.Thread(
-            target=serve,
-            args=(partial(job.open, context), self._next, self.put),
-            name=name,
-            daemon=True,
-        )
-        self.thread.start()
+        build = partial(job.open, context)
+        self.thread = started_thread(name, serve, build, self._next, self.put)
 
     @property
     def has_ended(self) -> bool:
@@ -83,12 +75,6 @@ class ThreadLink(Inbox):
         """Ask the thread to end after the running order."""
         self._is_killed = True
         self._orders.put(None)
-
-    def join(self, seconds: float) -> bool:
-        """Wait for the end of the thread, and drop its answers; return True if it has ended."""
-        self.thread.join(max(0.0, seconds))
-        self.close()
-        return self.has_ended
 
     def _next(self) -> Any:
         # The wait has an end, though an order ends it at once: a caller that died sends nothing.
@@ -139,11 +125,11 @@ class Threads(Place):
     def end(self) -> list[str]:
         """Wake and join every thread; return the names of the threads that did not end in time."""
         self.kill()
-        # One deadline for all: with one each, N stuck threads would cost N times as much.
-        deadline = time.monotonic() + self._times.join
-        alive = [x for x in self.links if not x.join(deadline - time.monotonic())]
+        alive = join_all([link.thread for link in self.links], self._times.join)
+        for link in self.links:
+            link.close()
         self.links = []
-        return [link.thread.name for link in alive]
+        return alive
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from syncpretrain.cluster.job import Membership
 from syncpretrain.errors import ScheduleError
 from syncpretrain.kernels.program import PhaseRunner
 from syncpretrain.models.layer import Layer
+from syncpretrain.parallel.timeouts import started_thread
 from syncpretrain.schedule.schedule import Train
 from syncpretrain.workers.activations import Split, transform
 from syncpretrain.workers.epochs import Finished, LinkedEpochs, Message
@@ -336,10 +337,7 @@ class EpochAssignment(Assignment):
                 return
             # In a thread, so that the layer above does not wait for the end of an epoch.
             name = f"syncpretrain-layer-{context.number}-up"
-            handing = threading.Thread(
-                target=self._hand_up, args=(context, kept), name=name, daemon=True
-            )
-            handing.start()
+            handing = started_thread(name, self._hand_up, context, kept)
             try:
                 yield obey
             finally:

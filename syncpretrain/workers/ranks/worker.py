@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from syncpretrain.errors import DataError, DivergedError, WorkerError
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.parallel.signals import STOPPING, handled_by
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import Timeouts, join_all, started_thread
 from syncpretrain.workers.link import STDERR, Obey, SentError, serve
 
 
@@ -164,7 +163,7 @@ class RankContext:
             base = self.port("group")
             self.group = Group(transport, assignment.group, base, job.times, self._over.is_set)
             self.stop = self.agreed = AgreedStop(self.group, should_stop)
-        transport.listen(self.port("workers"), self._set_workers)
+        transport.listen(self.port("workers"), lambda source, workers: self.workers.fill(workers))
 
     def port(self, name: str) -> Port:
         """Return a port of this worker."""
@@ -226,9 +225,6 @@ class RankContext:
         self.group.fail()
         return True
 
-    def _set_workers(self, source: int, workers: int) -> None:
-        self.workers[0] = workers
-
 
 class RankWorkers:
     """All workers of this rank in one run.
@@ -247,7 +243,7 @@ class RankWorkers:
         # Entered by hand: another call, of close, leaves the context.
         self._limit = blas_limit(job.blas_threads)
         self._limit.__enter__()
-        transport.listen(port(job.run, "stop"), self._stop)
+        transport.listen(port(job.run, "stop"), lambda source, thing: self._stopping.set())
         self._contexts = [
             RankContext(transport, job, own, self._stopping.is_set) for own in job.jobs
         ]
@@ -255,18 +251,10 @@ class RankWorkers:
         # core: only ranks that exchange messages in every step gain by it.
         transport.is_eager = any(own.group is not None for own in self._contexts)
         self._sent: dict[int, float] = {}
-        # Daemons only so that a thread stuck in foreign code cannot keep the process from ending.
-        self._threads = [
-            threading.Thread(
-                target=serve,
-                args=(partial(assignment.open, own), own.next, own.answer),
-                name=f"syncpretrain-layer-{own.number}",
-                daemon=True,
-            )
-            for assignment, own in zip(job.jobs, self._contexts, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for assignment, own in zip(job.jobs, self._contexts, strict=True):
+            name, build = f"syncpretrain-layer-{own.number}", partial(assignment.open, own)
+            self._threads.append(started_thread(name, serve, build, own.next, own.answer))
 
     def report_progress(self) -> None:
         """Report the progress of long orders to rank 0, where it has changed."""
@@ -287,17 +275,11 @@ class RankWorkers:
         for own in self._contexts:
             own.leave()
         # Half of the time that rank 0 waits, so that rank 0 still gets the names.
-        deadline = time.monotonic() + self._job.times.join / 2
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        alive = join_all(self._threads, self._job.times.join / 2)
         self._limit.__exit__(None, None, None)
         self._transport.is_eager = False
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
         self._transport.forget(self._job.run)
         return alive
-
-    def _stop(self, source: int, thing: Any) -> None:
-        self._stopping.set()
 
 
 def follow(transport: Transport) -> RunEnded:
