@@ -1,12 +1,11 @@
 """The runtime that executes a schedule: serial, threads, processes or ranks of an MPI job.
 
-A run imports the modules of its own runtime alone.
+A run imports the modules of processes and of ranks only if its workers are there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Union
 
 from syncpretrain.backends.base import Backend
 from syncpretrain.parallel.blas import usable_cores
@@ -14,25 +13,11 @@ from syncpretrain.pretraining.memory import pretraining_bytes, shard_bytes
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.epochs import LinkedEpochs
+from syncpretrain.workers.threads import SerialRuntime, ThreadsRuntime
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import EpochsRun
 
-if TYPE_CHECKING:
-    from syncpretrain.workers.threads import SerialRuntime
-
-Runtime = Union[LinkedEpochs, "SerialRuntime"]
-
-
-def _serial(run: EpochsRun) -> Runtime:
-    from syncpretrain.workers.threads import SerialRuntime
-
-    return SerialRuntime(run.workers(), run.stop)
-
-
-def _threads(run: EpochsRun) -> Runtime:
-    from syncpretrain.workers.threads import ThreadsRuntime
-
-    return ThreadsRuntime(run.workers(), run.stop, run.times)
+Runtime = LinkedEpochs | SerialRuntime
 
 
 def _processes(run: EpochsRun) -> Runtime:
@@ -49,8 +34,8 @@ def _mpi(run: EpochsRun) -> Runtime:
 
 
 RUNTIMES: dict[str, Callable[[EpochsRun], Runtime]] = {
-    "serial": _serial,
-    "threads": _threads,
+    "serial": lambda run: SerialRuntime(run.workers(), run.stop),
+    "threads": lambda run: ThreadsRuntime(run.workers(), run.stop, run.times),
     "processes": _processes,
     "mpi": _mpi,
 }
