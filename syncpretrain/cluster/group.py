@@ -15,14 +15,13 @@ have it. The operations need nothing of an engine beyond messages, so that every
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from syncpretrain.cluster.transport import Port, Transport
-from syncpretrain.errors import StalledError, WorkerError
-from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
+from syncpretrain.errors import WorkerError
+from syncpretrain.parallel.timeouts import TIMEOUTS, Deadline, Timeouts
 
 
 class GroupError(WorkerError):
@@ -107,13 +106,12 @@ class Group:
         # A port for each sender: a fast rank's next message cannot pass for a slow rank's first.
         port = (*self.port, self.ranks[i])
         name = self.transport.peers.name(self.ranks[i])
-        deadline = time.monotonic() + self.times.stall
+        deadline = Deadline(self.times.stall)
         # The wait ends with the message; a tick only bounds how late the end of the run is seen.
         while (found := self.transport.take(port, self.times.tick)) is None:
             if self.is_over():
                 raise GroupError(f"the run ended while {name} was waited for")
-            if time.monotonic() > deadline:
-                raise StalledError(f"nothing came from {name} within {self.times.stall:g} s")
+            deadline.check(f"nothing came from {name} within")
         if isinstance(found[1], _RankFailed):
             raise GroupError(f"{name} has failed")
         return found[1]

@@ -24,8 +24,7 @@ from functools import partial
 from typing import Any
 
 from syncpretrain.cluster.engine import Engine, Window, WindowValues
-from syncpretrain.errors import StalledError
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import Deadline, Timeouts
 
 WINDOWS_PORT = (0, "windows")  # calls of Windows.opened and Windows.closed, to every rank
 PIECE = 1 << 18  # elements of one call, which takes a millisecond or so
@@ -156,8 +155,7 @@ class Windows:
     def fetch_and_add(self, name: str, rank: int, at: int, value: int) -> int:
         """Add to an element of whole numbers; return what it was before."""
         window = self._windows[name]
-        found: int = self._ask(window.fetch_and_add(rank, at, value) for _ in range(1))
-        return found
+        return int(self._ask(window.fetch_and_add(rank, at, value) for _ in range(1)))
 
     def _ask_in_pieces(
         self, call: Callable[..., Any], rank: int, at: int, values: WindowValues
@@ -176,13 +174,12 @@ class Windows:
         return asked.value
 
     def _wait(self, is_so: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + self.times.stall
+        deadline = Deadline(self.times.stall)
         with self._changed:
             # The tick is for a communication thread that fails, which notifies nobody here.
             while not self._changed.wait_for(is_so, self.times.tick):
                 self.check()
-                if time.monotonic() > deadline:
-                    raise StalledError(f"{otherwise} within {self.times.stall:g} s")
+                deadline.check(f"{otherwise} within")
 
     def _send_all(self, call: Callable[[Windows], None]) -> None:
         own = self.engine.rank  # last, since it waits for the others at once

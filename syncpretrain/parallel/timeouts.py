@@ -73,6 +73,18 @@ class Timeouts:
 TIMEOUTS = Timeouts()
 
 
+class Deadline:
+    """The end of a wait for another part of a run, some seconds from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, time.monotonic() + seconds
+
+    def check(self, late: str) -> None:
+        """Raise StalledError after the end; its text is ``late`` and the seconds."""
+        if time.monotonic() > self._end:
+            raise StalledError(f"{late} {self._seconds:g} s")
+
+
 def started_thread(name: str, target: Callable[..., Any], *args: Any) -> Thread:
     """Return a new thread that calls a function, and does not keep the process from ending."""
     # A daemon only for a thread that is stuck in foreign code: every ordinary way out joins it.

@@ -34,7 +34,7 @@ from syncpretrain.parallel.replicas import steps
 from syncpretrain.parallel.replicas.replica_count import Trained, Trial
 from syncpretrain.parallel.replicas.server import SERVER_STATE, ParameterServer
 from syncpretrain.parallel.replicas.turns import ReplicaTurns
-from syncpretrain.parallel.timeouts import Closing, Timeouts
+from syncpretrain.parallel.timeouts import Closing, Deadline, Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Context, Link, Obey, Raised, described, place_of, ready
 from syncpretrain.workers.processes import Processes
@@ -282,8 +282,8 @@ class ReplicaPool(Closing):
         """Return the state that an idle replica answers with; empty if the replica has died."""
         running = self._running[number]
         running.link.send(order)
-        deadline = time.monotonic() + self._times.stall
-        while time.monotonic() < deadline:
+        deadline = Deadline(self._times.stall)
+        while True:
             if running.link.poll(self._times.tick):
                 found = running.link.receive()
                 if found is None:
@@ -291,7 +291,7 @@ class ReplicaPool(Closing):
                     return {}
                 state: Mapping[str, Array] = self._checked(running, found)
                 return state
-        raise StalledError(f"replica {number + 1} sent no state for {self._times.stall:g} s")
+            deadline.check(f"replica {number + 1} sent no state for")
 
     def _checked(self, running: _Running, found: Any) -> Any:
         """Return an answer, or raise the failure that it reports."""

@@ -24,7 +24,6 @@ A lost rank ends the run, as MPI ends the job; the run resumes from its checkpoi
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,11 +35,11 @@ import numpy as np
 
 from syncpretrain.cluster.job import member
 from syncpretrain.cluster.windows import Windows
-from syncpretrain.errors import StalledError, WorkerError
+from syncpretrain.errors import WorkerError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.replicas import steps
 from syncpretrain.parallel.replicas.server import ParameterServer, Push, ServerSlice
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import Deadline, Timeouts
 from syncpretrain.settings.fields import AsyncFields
 from syncpretrain.workers.link import Obey, Raised, described, place_of
 from syncpretrain.workers.ranks.placement import spread
@@ -158,7 +157,7 @@ class RankServers(RemoteServer):
         # Orders of one sender keep their order: a report comes after all changes before it.
         self._send_all(SliceServer.report)
         missing = set(self._slices)
-        deadline = time.monotonic() + self._times.stall
+        deadline = Deadline(self._times.stall)
         assert self._ranks is not None
         while missing:
             found = self._ranks.take("reports", self._times.tick)
@@ -176,11 +175,7 @@ class RankServers(RemoteServer):
                 how = self._ranks.lost(number)
                 if how is not None:
                     raise WorkerError(f"parameter server {number - len(self._replicas)}: {how}")
-            if time.monotonic() > deadline:
-                raise StalledError(
-                    f"{len(missing)} parameter servers sent no parameters for"
-                    f" {self._times.stall:g} s"
-                )
+            deadline.check(f"{len(missing)} parameter servers sent no parameters for")
 
     def _send_all(self, order: ServerOrder) -> None:
         for number in self._slices:

@@ -19,12 +19,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from syncpretrain.errors import StalledError
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.program import Phases
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
-from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.parallel.timeouts import Deadline, Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.schedule.stream import Block
 from syncpretrain.workers.activations import Split
@@ -116,17 +115,13 @@ class Inlet:
         StalledError
             If the minibatch does not come.
         """
-        deadline = time.monotonic() + self._times.stall
+        deadline = Deadline(self._times.stall)
         with self._changed:
             while self.newest < number:
                 self._changed.wait(self._times.tick)
                 if stop():
                     raise Stopped
-                if time.monotonic() > deadline:
-                    raise StalledError(
-                        f"minibatch {number} of the layer below did not come within"
-                        f" {self._times.stall:g} s"
-                    )
+                deadline.check(f"minibatch {number} of the layer below did not come within")
 
 
 class StreamWorker:

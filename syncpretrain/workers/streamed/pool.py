@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from syncpretrain.errors import StalledError
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.parallel.step_sharing import StepSharing
-from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Timeouts
+from syncpretrain.parallel.timeouts import TIMEOUTS, Closing, Deadline, Timeouts
 from syncpretrain.schedule.stream import Block, StreamSchedule
 from syncpretrain.workers.link import failure_of
 from syncpretrain.workers.streamed.base import BaseStreamedLayer, EpochResult
@@ -105,7 +104,7 @@ class StreamPool(Closing):
         StalledError
             If one of them does not finish its block.
         """
-        deadline = time.monotonic() + self._times.stall
+        deadline = Deadline(self._times.stall)
         with self._changed:
             self._pauses += 1
         # Helpers may go on: they only touch a step of a running block, which is waited for.
@@ -113,8 +112,7 @@ class StreamPool(Closing):
             with self._changed:
                 while self._schedule.running and not self._should_stop():
                     self._changed.wait(self._times.tick)
-                    if time.monotonic() > deadline:
-                        raise StalledError(f"a block took more than {self._times.stall:g} s")
+                    deadline.check("a block took more than")
             if self._should_stop():
                 raise Stopped
             yield
