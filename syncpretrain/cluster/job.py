@@ -439,7 +439,7 @@ def check_windows(exchange: str) -> None:
     ------
     SettingsError
     """
-    if exchange == "windows" and (where := joined().windows.unreliable_on()):
+    if exchange == "windows" and (where := joined().windows.engine.windows_unreliable_on()):
         raise SettingsError(
             f"exchange: got windows with {where}, whose one-sided calls crash there, expected"
             " messages; or take MPICH or Open MPI"

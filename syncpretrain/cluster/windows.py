@@ -80,10 +80,6 @@ class Windows:
         self.asked: deque[_Asked] = deque()
         self._changed = threading.Condition()  # guards the windows, and which calls are done
 
-    def unreliable_on(self) -> str | None:
-        """Return the library or place without reliable windows; None if windows are reliable."""
-        return self.engine.windows_unreliable_on()
-
     def opened(self, name: str, lengths: Sequence[int], kind: str) -> None:
         """Open a window with all others, in the communication thread; see :meth:`open`."""
         # Outside the lock: opening waits for all other ranks.

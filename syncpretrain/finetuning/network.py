@@ -154,7 +154,11 @@ class Network:
         else:
             self.minibatch = self._with_guesses(examples, rows, epoch, step, run)
         if self._noise:
-            self._add_noise(epoch, step)
+            x = self.minibatch.x
+            draws: Any = Address(self._dropout.seed, Purpose.NOISE, 0, epoch, step).generator()
+            noise = draws.standard_normal(x.shape, dtype=np.float32)
+            noise *= np.float32(self._noise)
+            x += noise
         self._draw_masks(epoch, step)
 
     @property
@@ -368,14 +372,6 @@ class Network:
         program, moves = self._moves[len(x)]
         run(program, shards)
         return scaled_rows(moves, self._adversarial_noise)
-
-    def _add_noise(self, epoch: int, step: int) -> None:
-        """Add noise to the inputs of the minibatch."""
-        x = self.minibatch.x
-        draws: Any = Address(self._dropout.seed, Purpose.NOISE, 0, epoch, step).generator()
-        noise = draws.standard_normal(x.shape, dtype=np.float32)
-        noise *= np.float32(self._noise)
-        x += noise
 
     def _draw_masks(self, epoch: int, step: int) -> None:
         """Draw a factor for each unit: 0, or what makes up for the units left out."""

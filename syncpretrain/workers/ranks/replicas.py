@@ -491,7 +491,7 @@ class ReplicaAssignment(Assignment):
     """Job of a replica of an asynchronous run: its number, factory and data.
 
     The replica gets parameters and answers with a change. ``size`` is the number of parameters,
-    which are on ``servers``, in windows, or on rank 0 if ``servers`` is empty.
+    which it exchanges with ``servers`` or by windows, or through rank 0 if ``servers`` is empty.
     """
 
     factory: steps.ReplicaFactory
@@ -509,36 +509,29 @@ class ReplicaAssignment(Assignment):
             exchange = ParameterWindows(context.transport.windows, self.servers)
         elif self.servers:
             exchange = _WithServers(context, self.servers)
-        yield _Replica(local, exchange).obey
+        known = 0  # the clock of its parameters
 
+        def obey(order: ReplicaOrder) -> Any:
+            """Return the answer to an order, or None if the run ends first."""
+            nonlocal known
+            if order.fetched is not None:
+                np.copyto(fetched, order.fetched)
+            if exchange is not None and isinstance(order.order, steps.Work) and order.order.fetches:
+                clock = exchange.fetch(fetched)
+                if clock is None:
+                    return None
+                known = clock
+            found = steps.answer(local, order.order)
+            if isinstance(found, dict):
+                return found
+            # The change is not overwritten before the next order, which comes once rank 0 has it.
+            if exchange is None:
+                return Changed(found, change, None)
+            push = exchange.push(change, known)
+            known += push is not None and push.is_taken  # its own push is no staleness
+            return Changed(found, None, push)
 
-class _Replica:
-    """A replica that exchanges its parameters by itself, or through rank 0 without an exchange."""
-
-    _known = 0  # the clock of its parameters
-
-    def __init__(self, local: steps.LocalSteps, exchange: Exchange | None) -> None:
-        self._local, self._exchange = local, exchange
-
-    def obey(self, order: ReplicaOrder) -> Any:
-        """Return the answer to an order, or None if the run ends first."""
-        local, exchange = self._local, self._exchange
-        if order.fetched is not None:
-            np.copyto(local.fetched, order.fetched)
-        if exchange is not None and isinstance(order.order, steps.Work) and order.order.fetches:
-            known = exchange.fetch(local.fetched)
-            if known is None:
-                return None
-            self._known = known
-        found = steps.answer(local, order.order)
-        if isinstance(found, dict):
-            return found
-        # The change is not overwritten before the next order, which comes once rank 0 has it.
-        if exchange is None:
-            return Changed(found, local.change, None)
-        push = exchange.push(local.change, self._known)
-        self._known += push is not None and push.is_taken  # its own push is no staleness
-        return Changed(found, None, push)
+        yield obey
 
 
 class _WithServers:

@@ -105,8 +105,7 @@ class RankLink(Inbox):
 
     def kill(self) -> None:
         """Count the rank as lost; the job is aborted at the end."""
-        self._is_lost = True
-        self.ranks.give_up()
+        self._is_lost = self.ranks.own.broken = True
 
     def placed(self, source: int, answer: Any) -> Any:
         """Return an answer; write the name of its rank into its error, if it has one."""
@@ -234,10 +233,6 @@ class RunRanks(Place):
                 return f"{self.transport.peers.name(rank)} {how}"
         return None
 
-    def give_up(self) -> None:
-        """Record that a rank does not answer: the job is aborted at the end."""
-        self.own.broken = True
-
     def end(self) -> list[str]:
         """End the workers; return the names of the ranks that do not answer in time."""
         self.transport.is_eager = False
@@ -261,7 +256,7 @@ class RunRanks(Place):
         for rank in self._begun:
             self.own.describe(rank)
         if lost or waited or alive:
-            self.give_up()
+            self.own.broken = True
         return alive + [self.transport.peers.name(rank) for rank in sorted(waited)]
 
     def _record_progress(self, source: int, progress: Mapping[int, float]) -> None:

@@ -148,11 +148,6 @@ class StreamWorker:
         self._failure: Raised | None = None  # in a minibatch that was answered for before it failed
         self._known = time.monotonic()  # time at which rank 0 got the layer last
         self._common = 0  # the newest minibatch that every rank of the group has
-        self._layer = self._built()
-        self._layer.progress = context.progress
-
-    def _built(self) -> BaseStreamedLayer:
-        assignment, context = self._assignment, self.context
         part = assignment.part
         if part.above is not None:
             self._above = part.above.on()
@@ -161,12 +156,13 @@ class StreamWorker:
         else:
             assert context.data is not None
             below = Split(*context.data)
-        layer: BaseStreamedLayer = assignment.layer_factory(below, self._above, *context.sharing)
-        context.progress[0] = layer.progress[0]
+        build, given = assignment.layer_factory, (below, self._above, *context.sharing)
+        self._layer: BaseStreamedLayer = build(*given)
+        context.progress[0] = self._layer.progress[0]
         if isinstance(below, Rings):
             self._inlet = Inlet(below, part.passes, context.times)
             context.transport.listen(context.port("minibatches"), self._inlet.put)
-        return layer
+        self._layer.progress = context.progress
 
     def obey(self, order: StreamOrder) -> Any:
         """Execute an order; return the answer, or None if it was sent already."""
