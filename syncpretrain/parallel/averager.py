@@ -40,7 +40,7 @@ from syncpretrain.kernels.arrays import Array
 from syncpretrain.kernels.averaging import tree_mean
 from syncpretrain.parallel.available_memory import available_bytes
 from syncpretrain.parallel.barrier import Barrier, abort, counters_for, described
-from syncpretrain.parallel.descriptors import PAGE, nameless_memory
+from syncpretrain.parallel.descriptors import nameless_memory, page_offsets
 
 TIMEOUT_SECONDS = 60.0
 Update = Callable[[Array, Array, slice], object]
@@ -281,10 +281,8 @@ class Layout:
     def offsets(self) -> list[int]:
         """Return the offsets of counters, error texts, weights and floats, and of the end."""
         floats = 4 * self.row * (1 + self.shards)
-        offsets = [0]
-        for size in (8 * self.counters, TEXT_BYTES * self.error_texts, 8 * self.shards, floats):
-            offsets.append(offsets[-1] + PAGE * math.ceil(size / PAGE))
-        return offsets
+        sizes = 8 * self.counters, TEXT_BYTES * self.error_texts, 8 * self.shards, floats
+        return page_offsets(sizes)
 
     def slices(self, workers: int) -> list[slice]:
         """Return each worker's part of the flat vector, in whole cache lines but for its end."""
@@ -320,13 +318,9 @@ class GradientMemory:
         self.layout, self._file = layout, file
         counters, error_texts, weights, floats, _ = layout.offsets()
         shape = (layout.error_texts, TEXT_BYTES)
-        self.counters: NDArray[np.int64] = np.ndarray(
-            (layout.counters,), np.int64, memory, counters
-        )
+        self.counters: NDArray[np.int64] = np.ndarray(layout.counters, np.int64, memory, counters)
         self.error_texts: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memory, error_texts)
-        self.weights: NDArray[np.float64] = np.ndarray(
-            (layout.shards,), np.float64, memory, weights
-        )
+        self.weights: NDArray[np.float64] = np.ndarray(layout.shards, np.float64, memory, weights)
         rows: Array = np.ndarray((1 + layout.shards, layout.row), np.float32, memory, floats)
         self.parameters, *self.gradients = (row[: layout.numbers] for row in rows)
 

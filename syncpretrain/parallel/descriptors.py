@@ -10,9 +10,12 @@ it is passed on by name.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import resource
 import subprocess
+from collections.abc import Iterable
+from itertools import accumulate
 
 from syncpretrain.errors import SettingsError
 
@@ -45,6 +48,13 @@ def closed_first(descriptor: int) -> int:
         return descriptor
     os.close(descriptor)
     return moved
+
+
+def page_offsets(sizes: Iterable[int]) -> list[int]:
+    """Return the offset of each array of so many bytes, and the end of the last array."""
+    # An array begins on a page, so that a write to it never touches a page of another array.
+    pages = (max(math.ceil(size / PAGE), 1) for size in sizes)
+    return [PAGE * before for before in accumulate(pages, initial=0)]
 
 
 def nameless_memory() -> int:

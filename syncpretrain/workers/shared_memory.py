@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.blocks import Prepare
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import SettingsError
-from syncpretrain.parallel.descriptors import PAGE, nameless_memory, size_memory
+from syncpretrain.parallel.descriptors import nameless_memory, page_offsets, size_memory
 from syncpretrain.workers.activations import Split
 
 FLOAT = np.dtype(np.float32).str
@@ -116,12 +116,8 @@ class SharedArrays:
 
     def _ends(self) -> list[int]:
         """Return the offset at which each array begins, and the end of the last array."""
-        # An array begins on a page, so that a write to it never touches a page of another array.
-        ends = [0]
-        for dtype, shape in self.kinds:
-            size = np.dtype(dtype).itemsize * math.prod(shape)
-            ends.append(ends[-1] + PAGE * max(math.ceil(size / PAGE), 1))
-        return ends
+        sizes = (np.dtype(kind).itemsize * math.prod(shape) for kind, shape in self.kinds)
+        return page_offsets(sizes)
 
 
 @dataclass(frozen=True, slots=True)
