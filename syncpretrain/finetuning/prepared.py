@@ -102,6 +102,7 @@ class Finetuning:
             if validation is not None:
                 self._judged = tasks.targets_of(options.objective, validation, like=self._labels)
         rows = None if self._labels is None else self._labels.rows
+        self.examples = len(train.X) if rows is None else len(rows)  # each with a target
         self._weights = checked_weights(train.weights, len(train.X), rows)
         others = len(train.X) - self.examples
         self.facts = Facts(self.examples, form.shapes[0].visible, unlabelled=others)
@@ -130,11 +131,6 @@ class Finetuning:
         trained = len(train.X) if self.options.unlabelled != "none" else self.examples
         tasks.check_sizes(self.options, trained, has_judges, with_targets=with_targets)
         self._check_memory(copies)
-
-    @property
-    def examples(self) -> int:
-        """Number of examples to train on, each with a target."""
-        return len(self._train.X) if self._labels is None else len(self._labels.rows)
 
     @property
     def steps(self) -> int:

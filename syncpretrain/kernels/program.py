@@ -91,6 +91,8 @@ class Program:
     operations : sequence of sequence of sequence of Operation
         The phases as they were given.
     results : ndarray of shape (slots,), float64
+    is_compiled : bool
+        True if a step is one call.
 
     Raises
     ------
@@ -114,11 +116,7 @@ class Program:
         self._place: dict[str, Any] = {"address": Address(0, Purpose.HIDDEN)}
         self.operations = phases
         self._compiled = compiled_program(phases) if results is None else None
-
-    @property
-    def is_compiled(self) -> bool:
-        """True if a step is one call."""
-        return self._compiled is not None
+        self.is_compiled = self._compiled is not None
 
     def prepare(
         self, *, rate: float, momentum: float = 0.0, steps: int = 0, address: Address | None = None

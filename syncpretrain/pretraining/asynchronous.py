@@ -67,11 +67,8 @@ class LayerReplica:
         ]
         self._all_rows = np.arange(rows)
         self._order: tuple[int, list[Any]] = (0, [])
-
-    @property
-    def parameters(self) -> list[Array]:
-        """The parameters of all layers, from the lowest up."""
-        return [array for learner in self._learners for array in learner.parameters]
+        # From the lowest layer up.
+        self.parameters = [array for learner in self._learners for array in learner.parameters]
 
     def train(self, epoch: int, step: int) -> list[float]:
         """Train on a minibatch of an epoch; return the summed error of each layer."""

@@ -450,11 +450,7 @@ class RankReplicas:
             self._servers = WindowServer(*given)
         elif len(self.own.slices) > 1:
             self._servers = RankServers(*given)
-
-    @property
-    def server(self) -> ParameterServer | RankServers | WindowServer:
-        """The server: in this process, or on ranks."""
-        return self.own if self._servers is None else self._servers
+        self.server: ParameterServer | RankServers | WindowServer = self._servers or self.own
 
     def start(self) -> list[tuple[RankLink, Any, Any]]:
         """Start all; return the link and the vectors of each replica, or twice its number."""

@@ -143,6 +143,10 @@ class RankContext:
         The parameter: returns the value of this rank alone.
     agreed : AgreedStop or None
         Agreement of a group to stop.
+    leads : bool
+        True if this rank answers for its group.
+    sharing : tuple of AgreedStop
+        Further arguments of the layer's factory: :attr:`agreed`, if there is one.
     """
 
     def __init__(
@@ -163,6 +167,8 @@ class RankContext:
             base = self.port("group")
             self.group = Group(transport, assignment.group, base, job.times, self._over.is_set)
             self.stop = self.agreed = AgreedStop(self.group, should_stop)
+        self.leads = self.group is None or not self.group.number
+        self.sharing = () if self.agreed is None else (self.agreed,)
         transport.listen(self.port("workers"), lambda source, workers: self.workers.fill(workers))
 
     def port(self, name: str) -> Port:
@@ -192,16 +198,6 @@ class RankContext:
         """Send rank 0 an answer, if this rank is to answer; tell the group of an error."""
         if self._is_to_answer(getattr(answer, "error", None)):
             self.transport.send(0, self.port("answers"), answer)
-
-    @property
-    def leads(self) -> bool:
-        """True if this rank answers for its group."""
-        return self.group is None or not self.group.number
-
-    @property
-    def sharing(self) -> tuple[AgreedStop, ...]:
-        """Further arguments of the layer's factory: the agreement of a group to stop."""
-        return () if self.agreed is None else (self.agreed,)
 
     def leave(self) -> None:
         """Ask the worker to leave after the running order."""
