@@ -196,13 +196,13 @@ class StateFile(Generic[StateT]):
     header : type
         A :class:`msgspec.Struct` of the fields in the file's header, without the run's identity.
     pack : callable
-        Takes a state and a table; adds the named arrays to the table, returns the header's fields.
+        Takes a state and a table; adds the named arrays to the table, returns the header.
     unpack : callable
         Takes the header and the arrays; returns the state.
     """
 
     header: Any
-    pack: Callable[[StateT, dict[str, Array]], dict[str, Any]]
+    pack: Callable[[StateT, dict[str, Array]], msgspec.Struct]
     unpack: Callable[[Any, dict[str, Array]], StateT]
 
     def write(self, path: Path, state: StateT, run: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ class StateFile(Generic[StateT]):
             If the file cannot be written.
         """
         arrays: dict[str, Array] = {}
-        header = {"run": dict(run), **self.pack(state, arrays)}
+        header = {"run": dict(run), **msgspec.structs.asdict(self.pack(state, arrays))}
         write_arrays(path, _each(msgspec.to_builtins(header), _finite), arrays)
 
     def read(self, path: Path, check: Callable[[dict[str, Any]], Any] | None = None) -> StateT:
@@ -307,7 +307,7 @@ def _read_layer(prefix: str, kinds: Mapping[str, Any], arrays: Mapping[str, Arra
     return ConvolutionalLayer(**own, shape=msgspec.convert(kinds["shape"], ConvolutionShape))
 
 
-def _pack_layer(number: int, state: LayerState, arrays: dict[str, Array]) -> dict[str, Any]:
+def _pack_layer(number: int, state: LayerState, arrays: dict[str, Array]) -> _LayerScalars:
     """Add the arrays in the state of a layer, counted from 1; return the other fields."""
     arrays |= named(f"layer.{number}", state.layer)
     arrays |= named(f"good.{number}", state.last_good)
@@ -315,7 +315,7 @@ def _pack_layer(number: int, state: LayerState, arrays: dict[str, Array]) -> dic
     for update, mark in state.marks.items():
         arrays |= named(f"mark.{number}.{update}", mark)
     arrays |= {f"memory.{number}.{name}": array for name, array in state.step_state.items()}
-    return {name: getattr(state, name) for name in _LayerScalars.__struct_fields__}
+    return _LayerScalars(state.cursor, state.learning_rate, state.rollbacks, state.stopping)
 
 
 def _unpack_layer(
@@ -346,25 +346,19 @@ class _EpochsHeader(msgspec.Struct):
     curves: tuple[ErrorCurve, ...] = ()
 
 
-def _pack_epochs(state: PretrainState, arrays: dict[str, Array]) -> dict[str, Any]:
+def _pack_epochs(state: PretrainState, arrays: dict[str, Array]) -> _EpochsHeader:
     kinds: list[dict[str, Any]] = [{} for _ in state.states]
     for (number, version), layer in state.snapshots.items():
         # All versions of a layer have the same kinds.
         arrays |= named(f"snapshot.{number}.{version}", layer)
         kinds[number - 1] = _kinds_of(layer)
-    states: list[dict[str, Any] | None] = [None] * len(kinds)
+    states: list[_LayerScalars | None] = [None] * len(kinds)
     for number, own in enumerate(state.states, start=1):
         if own is not None:
             states[number - 1] = _pack_layer(number, own, arrays)
             kinds[number - 1] = _kinds_of(own.layer)
-    return {
-        "past": state.past,
-        "made": state.computed,
-        "snapshots": list(state.snapshots),
-        "states": states,
-        "kinds": kinds,
-        "curves": state.curves,
-    }
+    versions = list(state.snapshots)
+    return _EpochsHeader(state.past, state.computed, versions, states, kinds, state.curves)
 
 
 def _unpack_epochs(header: _EpochsHeader, arrays: dict[str, Array]) -> PretrainState:
@@ -412,7 +406,7 @@ class _StreamHeader(msgspec.Struct):
     curves: tuple[ErrorCurve, ...] = ()
 
 
-def _pack_stream(state: StreamState, arrays: dict[str, Array]) -> dict[str, Any]:
+def _pack_stream(state: StreamState, arrays: dict[str, Array]) -> _StreamHeader:
     layers = []
     for number, layer in enumerate(state.layers, start=1):
         own: dict[str, Any] = {
@@ -423,8 +417,8 @@ def _pack_stream(state: StreamState, arrays: dict[str, Array]) -> dict[str, Any]
         for name in RINGS:
             arrays |= {f"{name}.{number}.{n}": array for n, array in own[name].items()}
             own[name] = list(own[name])
-        layers.append(own)
-    return {"stream": layers, "done": state.done, "curves": state.curves}
+        layers.append(_StreamedLayer(**own))
+    return _StreamHeader(layers, state.done, state.curves)
 
 
 def _unpack_stream(header: _StreamHeader, arrays: dict[str, Array]) -> StreamState:
@@ -454,9 +448,9 @@ def _flat(kind: Any) -> StateFile[Any]:
         [(x.name, types[x.name], *(() if x.default is MISSING else (x.default,))) for x in others],
     )
 
-    def pack(state: Any, arrays: dict[str, Array]) -> dict[str, Any]:
+    def pack(state: Any, arrays: dict[str, Array]) -> msgspec.Struct:
         arrays |= state.arrays
-        return {x.name: getattr(state, x.name) for x in others}
+        return header(**{x.name: getattr(state, x.name) for x in others})
 
     def unpack(header: msgspec.Struct, arrays: dict[str, Array]) -> Any:
         return kind(arrays=arrays, **msgspec.structs.asdict(header))
