@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -55,11 +55,16 @@ def checked(values: dict[str, Any], kind: type[SettingsT]) -> SettingsT:
 
 def plain(value: Any) -> Any:
     """Return NumPy's numbers and arrays as lists, dictionaries and numbers of Python."""
+    return each(value, lambda item: item.tolist() if hasattr(item, "tolist") else item)
+
+
+def each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return JSON values with each that is no dict and no list changed."""
     if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
+        return {name: each(item, change) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+        return [each(item, change) for item in value]
+    return change(value)
 
 
 def explained(message: str, values: dict[str, Any], kind: type[msgspec.Struct]) -> str:

@@ -28,6 +28,7 @@ from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.parallel.replicas.steps import part_of
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.schedule.schedule import Past
+from syncpretrain.settings.convert import each
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import ConvolutionShape
 
@@ -215,7 +216,7 @@ class StateFile(Generic[StateT]):
         """
         arrays: dict[str, Array] = {}
         header = {"run": dict(run), **msgspec.structs.asdict(self.pack(state, arrays))}
-        write_arrays(path, _each(msgspec.to_builtins(header), _finite), arrays)
+        write_arrays(path, each(msgspec.to_builtins(header), _finite), arrays)
 
     def read(self, path: Path, check: Callable[[dict[str, Any]], Any] | None = None) -> StateT:
         """Return the state in a file.
@@ -233,7 +234,7 @@ class StateFile(Generic[StateT]):
             run = msgspec.convert(values, _OfRun).run
             if check is not None:
                 check(run)
-            own = {name: _each(x, _infinite) for name, x in values.items() if name != "run"}
+            own = {name: each(x, _infinite) for name, x in values.items() if name != "run"}
             return self.unpack(msgspec.convert(own, self.header), arrays)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
@@ -243,15 +244,6 @@ class StateFile(Generic[StateT]):
 
 class _OfRun(msgspec.Struct):
     run: dict[str, Any]
-
-
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return JSON values with each that is no dict and no list changed."""
-    if isinstance(value, dict):
-        return {name: _each(item, change) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_each(item, change) for item in value]
-    return change(value)
 
 
 def _finite(value: Any) -> Any:
