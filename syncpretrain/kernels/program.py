@@ -174,11 +174,9 @@ class Program:
         int
             As ``wait_for_counters``.
         """
-        waited: int = extension.run_program(
-            *(self._compiled, self._numbers, self._words, self.results, counters),
-            *(rank, workers, first, behind, broken, spin_seconds, look_seconds, timeout_seconds),
-        )
-        return waited
+        own = self._compiled, self._numbers, self._words, self.results, counters
+        limits = spin_seconds, look_seconds, timeout_seconds
+        return int(extension.run_program(*own, rank, workers, first, behind, broken, *limits))
 
     def share(
         self,
@@ -187,7 +185,6 @@ class Program:
         base: int,
         broken: int,
         is_owner: bool,
-        first: int = 0,
         spin_seconds: float = 0.0,
         look_seconds: float = 1.0,
         timeout_seconds: float = 0.0,
@@ -196,7 +193,7 @@ class Program:
 
         The one owner begins the step, and returns when all of it is done. Any other thread returns
         when all shards are taken. Shards are numbered through all steps: ``base`` have been before
-        this one. ``counters[first:]`` has :data:`SHARED_COUNTERS` counters, 0 before the first
+        this one. ``counters`` begins with :data:`SHARED_COUNTERS` counters, 0 before the first
         step.
 
         Returns
@@ -204,11 +201,9 @@ class Program:
         int
             As ``wait_for_counters``; late if a phase takes longer than ``timeout_seconds``.
         """
-        waited: int = extension.share_program(
-            *(self._compiled, self._numbers, self._words, self.results, counters),
-            *(first, base, broken, is_owner, spin_seconds, look_seconds, timeout_seconds),
-        )
-        return waited
+        own = self._compiled, self._numbers, self._words, self.results, counters
+        limits = spin_seconds, look_seconds, timeout_seconds
+        return int(extension.share_program(*own, 0, base, broken, is_owner, *limits))
 
     @cached_property
     def _calls(self) -> list[list[list[_Call]]]:

@@ -116,15 +116,8 @@ class StepSharing:
 
     def _share(self, program: Program, base: int, *, is_owner: bool) -> None:
         """Run shards of a compiled step: the owner until all are done, a helper until taken."""
-        found = program.share(
-            self._counters,
-            base=base,
-            broken=ABORTED,
-            is_owner=is_owner,
-            spin_seconds=self._times.spin,
-            look_seconds=self._times.look,
-            timeout_seconds=self._times.stall,
-        )
+        counters, limits = self._counters, self._times.of_step
+        found = program.share(counters, base=base, broken=ABORTED, is_owner=is_owner, **limits)
         if is_owner and found == LATE:
             raise _stalled(self._times)
 

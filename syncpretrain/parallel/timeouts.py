@@ -69,6 +69,11 @@ class Timeouts:
     linger: float = 0.02
     look: float = 1.0
 
+    @property
+    def of_step(self) -> dict[str, Any]:
+        """The time limits of a compiled step, by the names of its arguments."""
+        return {"spin_seconds": self.spin, "look_seconds": self.look, "timeout_seconds": self.stall}
+
 
 TIMEOUTS = Timeouts()
 

@@ -75,12 +75,9 @@ def wait_for_counters(
     """
     if extension is not None:
         waits = first, count, target, broken, spin_seconds, timeout_seconds, stagger_seconds
-        waited: int = (
-            extension.wait_for_counters(counters, *waits)
-            if arrives is None
-            else extension.arrive_and_wait(counters, arrives, *waits)
-        )
-        return waited
+        if arrives is None:
+            return int(extension.wait_for_counters(counters, *waits))
+        return int(extension.arrive_and_wait(counters, arrives, *waits))
     # Checked before anything is stored: an arrival that raises must not count for the others.
     _check_counters(counters, first, count)
     _check_counters(counters, broken, 1)

@@ -179,17 +179,9 @@ class WorkerPool:
             self._fail(error)
 
     def _work_program(self, step: _Step, program: Program, rank: int) -> None:
-        found = program.work(
-            rank,
-            step.workers,
-            self._counters,
-            first=ARRIVED,
-            behind=step.behind,
-            broken=BROKEN,
-            spin_seconds=self._times.spin,
-            look_seconds=self._times.look,
-            timeout_seconds=self._times.stall,
-        )
+        own = rank, step.workers, self._counters
+        limits = self._times.of_step
+        found = program.work(*own, first=ARRIVED, behind=step.behind, broken=BROKEN, **limits)
         if found == waiting.LATE:
             self._fail(self._stalled())
 
