@@ -27,6 +27,8 @@ from syncpretrain.storage import write_atomically
 R = TypeVar("R", bound=msgspec.Struct)
 
 CHECKPOINT_FORMAT = "syncpretrain checkpoint 1"
+# An AttributeError names a type of numbers that NumPy lacks.
+UNREADABLE = (safetensors.SafetensorError, OSError, ValueError, TypeError, AttributeError)
 
 
 def write_arrays(
@@ -113,13 +115,7 @@ def read_tensors(
         with safetensors.safe_open(path, framework="numpy") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (  # an AttributeError names a type of numbers that NumPy lacks
-        safetensors.SafetensorError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except UNREADABLE as error:
         expected = f"a {kind} of syncpretrain, a .safetensors file"
         raise error_type(f"{path}: cannot be read as {expected}: {error}") from error
     if any(array.dtype != np.float32 for array in tensors.values()):
