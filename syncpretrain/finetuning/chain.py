@@ -201,12 +201,8 @@ class Affine(Link):
         if not self.is_normalized:
             return [(*given, out), *means]
         normal = site.normal[:, own]  # kept for the way down
-        return [
-            (*given, normal),
-            ("normalize", normal, site.spread[own]),
-            ("copy", normal, out),
-            *means,
-        ]
+        standardized = [(*given, normal), ("normalize", normal, site.spread[own])]
+        return [*standardized, ("copy", normal, out), *means]
 
     def gradient(self, site: Site, reads: slice, own: slice) -> list[Operation]:
         """Return what fills rows of the weight's gradient, and a part of the bias'."""
@@ -356,11 +352,9 @@ class Deconvolve(_Local):
             arrays = (site.delta, site.read, none, site.weight_gradient, site.scratch)
             found += [("convolve_gradient", *arrays, self.shape, reads.start, reads.stop)]
         if own.start < own.stop:
-            delta = self.makes.of(site.delta, own)
-            by_unit = ("sum_channels", delta, site.bias_gradient[own], self._part(own))
-            found += [
-                by_unit if self.makes.by_unit else ("sum_rows", delta, site.bias_gradient[own])
-            ]
+            delta, sums = self.makes.of(site.delta, own), site.bias_gradient[own]
+            by_unit = ("sum_channels", delta, sums, self._part(own))
+            found += [by_unit if self.makes.by_unit else ("sum_rows", delta, sums)]
         return found
 
     def down(self, site: Site, below: Array, reads: slice) -> list[Operation]:

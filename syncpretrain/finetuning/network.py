@@ -105,9 +105,8 @@ class Network:
         self._aligns = aligns
         kind = chain[0].weight.dtype
         self.places = places_of(chain, self.backend)
-        self.parameters, self.gradients = (
-            self.backend.zeros(self.places.starts[-1], kind) for _ in range(2)
-        )
+        size = self.places.starts[-1]
+        self.parameters, self.gradients = (self.backend.zeros(size, kind) for _ in range(2))
         self.chain = list(views(self.parameters, chain, self.places))
         self.chain_gradients = list(views(self.gradients, chain, self.places))
         self._is_exclusive = kind_of(chain[-1].units).is_exclusive
@@ -202,16 +201,9 @@ class Network:
         is_plain = len(links) == len(buffers.links) and not any(x.is_normalized for x in links)
         if has_masks or self.minibatch.weights is not None or not is_plain:
             return None
-        arrays = TunedArrays(
-            self.parameters,
-            moments,
-            self.chain,
-            buffers.activations,
-            buffers.deltas,
-            [link.units for link in links],
-            self.loss,
-            links[0].precision,
-        )
+        written = self.parameters, moments, self.chain, buffers.activations, buffers.deltas
+        units = [link.units for link in links]
+        arrays = TunedArrays(*written, units, self.loss, links[0].precision)
         return self.backend.fused_tuning(arrays, rule)
 
     def shard_programs(self) -> list[Program]:
@@ -250,9 +242,8 @@ class Network:
     ) -> programs.Buffers:
         kind = self.parameters.dtype
 
-        def made(width: int) -> Array:
-            array: Array = self.backend.empty((batch_size, width), kind)
-            return array
+        def made(width: int) -> Any:
+            return self.backend.empty((batch_size, width), kind)
 
         reads = [link.reads.numbers for link in chain]
         drops = list(zip(reads, self._shares, strict=True))

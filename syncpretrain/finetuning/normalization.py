@@ -90,11 +90,8 @@ def settled(pairs: Sequence[Pair], X: Any) -> list[Pair]:
         Parameters of a chain with its hidden links normalized.
     X : array-like of shape (n_examples, inputs)
     """
-    moments = _moments(pairs, X, settles=True)
-    plain = [
-        (weight / spread, bias - mean / spread)
-        for (weight, bias), (mean, spread) in zip(pairs, moments, strict=False)
-    ]
+    links = zip(pairs, _moments(pairs, X, settles=True), strict=False)
+    plain = [(weight / spread, bias - mean / spread) for (weight, bias), (mean, spread) in links]
     return [*plain, pairs[-1]]
 
 

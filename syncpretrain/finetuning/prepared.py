@@ -118,9 +118,8 @@ class Finetuning:
             options = msgspec.structs.replace(options, unlabelled="none", adversarial_noise=0.0)
         parts = [part.X for part in (train, validation) if part is not None]
         is_sparse = any(isinstance(X, SparseRows) for X in parts)
-        self._idle_gpu = why_no_gpu(
-            options.backend, why_on_the_cpu(options, form.shapes, sparse=is_sparse)
-        )
+        lacks = why_on_the_cpu(options, form.shapes, sparse=is_sparse)
+        self._idle_gpu = why_no_gpu(options.backend, lacks)
         self.options = resolve_options(options, form.shapes, sparse=is_sparse)
         self._optimizer = optimizer_for(self.options)
         self._backend = backend_for(self.options.backend).for_layer(1)

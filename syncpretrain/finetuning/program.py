@@ -281,16 +281,12 @@ class _Step:
         this = self.buffers.links[link]
         if not section.columns:
             below = slices_of(this.reads.units, self.buffers.shards)
-            return [
-                (self.all, reads, own) for reads, own in zip(below, self.owned(this), strict=True)
-            ]
-        columns = (slices_of(units.units, section.columns) for units in (this.reads, this.makes))
+            units = zip(below, self.owned(this), strict=True)
+            return [(self.all, reads, own) for reads, own in units]
+        ends = (slices_of(layout.units, section.columns) for layout in (this.reads, this.makes))
+        columns = zip(*ends, strict=True)
         # Column after column, so that the shards from 0 on have different rows: see sum.
-        return [
-            (rows, reads, own)
-            for reads, own in zip(*columns, strict=True)
-            for rows in self.rows(section)
-        ]
+        return [(rows, reads, own) for reads, own in columns for rows in self.rows(section)]
 
     def rows(self, section: Section) -> list[slice]:
         """Return how the rows are dealt out in each column."""
@@ -335,9 +331,8 @@ class _Step:
         and, of exclusive units, one for the number of wrong classes among the known rows.
         """
         buffers, this, operations = self.buffers, self.buffers.links[-1], list[Operation]()
-        target, y, delta = (
-            this.makes.of(array, own) for array in (self.target[rows], site.out, site.delta)
-        )
+        arrays = self.target[rows], site.out, site.delta
+        target, y, delta = (this.makes.of(array, own) for array in arrays)
         if kind_of(this.units).blocks is not None:
             operations += [("documents", y, target, this.units)]
         known = min(max(self.known - rows.start, 0), rows.stop - rows.start)
@@ -383,21 +378,18 @@ class _Step:
         mask, lower = buffers.masks[link], buffers.links[link - 1]
         if mask is not None and self.drops:
             operations += [("multiply", delta, this.reads.of(mask[rows], reads), delta)]
+        derivative = ("times_derivative", delta, a, lower.units)
         if lower.is_normalized:  # and dense: the units that it makes are those that are read
-            below_site = buffers.site(link - 1, self.x, rows, shard)
-            normal, spread = below_site.normal[:, reads], below_site.spread[reads]
-            return [
-                *operations,
-                ("times_derivative", delta, a, lower.units),
-                ("sum_rows", delta, below_site.bias_gradient[reads]),
-                ("denormalize", delta, normal, spread),
-            ]
+            at = buffers.site(link - 1, self.x, rows, shard)
+            sums = ("sum_rows", delta, at.bias_gradient[reads])
+            back = ("denormalize", delta, at.normal[:, reads], at.spread[reads])
+            return [*operations, derivative, sums, back]
         if self.sums_bias(link - 1):
             # In the layout of the link that makes them, as its bias: a convolution reads maps.
             delta, a = (lower.makes.of(x, slice(0, lower.makes.units)) for x in (below, means))
-            _, sums = buffers.gradients[shard][link - 1]
-            return [*operations, ("derivative_and_sums", delta, a, sums, lower.units)]
-        return [*operations, ("times_derivative", delta, a, lower.units)]
+            _, bias_sums = buffers.gradients[shard][link - 1]
+            return [*operations, ("derivative_and_sums", delta, a, bias_sums, lower.units)]
+        return [*operations, derivative]
 
     def move(self, link: int, reads: slice, own: slice) -> list[Operation]:
         """Move the parameters that no other shard reads in this phase."""

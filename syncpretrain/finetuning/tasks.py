@@ -335,21 +335,14 @@ class Reconstruction:
 
     def stack_of(self, chain: Sequence[Pair], info: dict[str, Any]) -> Stack:
         """Return the stack that a trained chain makes."""
-        depth = len(chain) // 2
-        halves = zip(self.stack.layers, chain[:depth], reversed(chain[depth:]), strict=True)
-        layers = tuple(
-            tuned(
-                layer,
-                encoder,
-                visible_bias=bias.copy(),
-                decoder_weight=weight.reshape(layer.decoding.shape).copy(),
-                visible_units=units,
-            )
-            for units, (layer, encoder, (weight, bias)) in zip(
-                self.stack.units, halves, strict=False
-            )
-        )
-        return Stack(layers, info, self.stack.scaling)
+        old, depth = self.stack.layers, len(chain) // 2
+        units, halves = self.stack.units[:depth], (chain[:depth], reversed(chain[depth:]))
+        layers = []
+        for layer, kind, encoder, (weight, bias) in zip(old, units, *halves, strict=True):
+            decoder = {"visible_units": kind, "visible_bias": bias.copy()}
+            decoder["decoder_weight"] = weight.reshape(layer.decoding.shape).copy()
+            layers.append(tuned(layer, encoder, **decoder))
+        return Stack(tuple(layers), info, self.stack.scaling)
 
 
 def reconstruction_loss(loss: str | None, visible_units: str) -> str:

@@ -177,18 +177,12 @@ class Trainer(Training):
             "best": self.best,
             **{f"optimizer.{name}": array for name, array in self.updates.state().items()},
         }
-        return FinetuneState(
-            self.epoch,
-            self.cursor,
-            self.updates.first_error if math.isfinite(self.updates.first_error) else None,
-            self.best_error if math.isfinite(self.best_error) else None,
-            self.best_epoch,
-            {
-                name: self.network.places.packed(self.backend.tohost(array.copy()))
-                for name, array in arrays.items()
-            },
-            self.history.finetune.copy(),
-        )
+        packed, host = self.network.places.packed, self.backend.tohost
+        arrays = {name: packed(host(array.copy())) for name, array in arrays.items()}
+        errors = self.updates.first_error, self.best_error
+        first, best = (error if math.isfinite(error) else None for error in errors)
+        curve = self.history.finetune.copy()
+        return FinetuneState(self.epoch, self.cursor, first, best, self.best_epoch, arrays, curve)
 
     def load_state(self, state: FinetuneState) -> None:
         """Continue from a state, bit for bit.
@@ -261,12 +255,8 @@ class Trainer(Training):
     def result(self, **done: int) -> Stack:
         """Return the parameters as a stack of their own; ``done`` says what they went through."""
         info = copy.deepcopy(self.task.stack.info)
-        record: dict[str, Any] = {
-            **msgspec.to_builtins(self.options),
-            "learning_rate": self.rate,
-            "examples": len(self.examples.targets),
-            **done,
-        }
+        record = msgspec.to_builtins(self.options) | {"learning_rate": self.rate}
+        record |= {"examples": len(self.examples.targets), **done}
         info["finetune"] = [*info.get("finetune", []), record]
         return self.task.stack_of(self.plain(), info)
 
@@ -282,8 +272,6 @@ class Trainer(Training):
         """Return the network to judge by: what is trained, without normalization."""
         if self.options.normalization == "none":
             return self.network
-        chain = [
-            replace(link, weight=weight, bias=bias)
-            for link, (weight, bias) in zip(self.task.chain(), self.plain(), strict=True)
-        ]
+        links = zip(self.task.chain(), self.plain(), strict=True)
+        chain = [replace(link, weight=weight, bias=bias) for link, (weight, bias) in links]
         return Network(chain, self.task.loss, batch_size=self.options.batch_size)

@@ -131,9 +131,8 @@ class LocalUpdates:
             numbers = [optimizer.numbers(self._rate_of(at), at + 1) for at in steps]
             with np.errstate(over="ignore"):  # the caller checks the error
                 table = np.array(numbers, dtype=np.float32)
-        block = StepBlock(
-            self._step, None, rows, self._options.batch_size, epoch, step, None, table
-        )
+        size = self._options.batch_size
+        block = StepBlock(self._step, None, rows, size, epoch, step, None, table)
         error: float = self._recorder.train(block)
         optimizer.steps = first + done  # a block that was launched again has not counted
         return error
