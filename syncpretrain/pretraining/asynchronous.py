@@ -61,10 +61,8 @@ class LayerReplica:
         self._learners = [build_learner(settings, layer) for layer in layers]
         self._training = [step_for(learner, 1, "examples") for learner in self._learners]
         rows = settings.batch_size
-        self._handed = [
-            np.empty((rows, learner.current().shape.hidden), np.float32)
-            for learner in self._learners[:-1]
-        ]
+        widths = [learner.current().shape.hidden for learner in self._learners[:-1]]
+        self._handed = [np.empty((rows, width), np.float32) for width in widths]
         self._all_rows = np.arange(rows)
         self._order: tuple[int, list[Any]] = (0, [])
         # From the lowest layer up.
@@ -339,18 +337,17 @@ class AsyncPretraining(Driver):
 
     def _emit_end(self, layer: int, epoch: int, error: float, held_out: float | None) -> None:
         now = time.monotonic()
-        self.emit(
-            EpochFinished(
-                time=now,
-                layer=layer,
-                epoch=epoch,
-                reads=self._reads(layer),
-                started=self._began[layer],
-                transform_seconds=0.0,
-                train_error=error,
-                validation_error=held_out,
-            )
+        event = EpochFinished(
+            time=now,
+            layer=layer,
+            epoch=epoch,
+            reads=self._reads(layer),
+            started=self._began[layer],
+            transform_seconds=0.0,
+            train_error=error,
+            validation_error=held_out,
         )
+        self.emit(event)
         if epoch == self.settings.epochs[layer - 1]:
             self.emit(LayerFinished(now, layer))
 

@@ -36,12 +36,8 @@ AUTOENCODER_PRODUCTS = 5  # of a step: as many as of CD-1
 
 def layer_costs(settings: PretrainSettings) -> tuple[float, ...]:
     """Return the multiplications of each layer in all its epochs, for one example."""
-    return tuple(
-        float(shape.products * epochs * _products(settings, cd_steps))
-        for shape, epochs, cd_steps in zip(
-            settings.shapes, settings.epochs, settings.cd_steps, strict=True
-        )
-    )
+    layers = zip(settings.shapes, settings.epochs, settings.cd_steps, strict=True)
+    return tuple(float(shape.products * n * _products(settings, k)) for shape, n, k in layers)
 
 
 def backend_of_layers(settings: PretrainSettings) -> Backend:
@@ -86,14 +82,9 @@ def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
 
 def rank_shares(settings: PretrainSettings) -> RankShares:
     """Return how many ranks may share each layer: its replicas, split by examples or units."""
-    layers = range(1, len(settings.layers))
-    return RankShares(
-        tuple(
-            settings.replicas[layer - 1] if settings.split_of(layer) in SHAREABLE else 1
-            for layer in layers
-        ),
-        SCHEDULES[settings.schedule].one_at_a_time,
-    )
+    numbered = enumerate(settings.replicas, start=1)
+    most = tuple(n if settings.split_of(layer) in SHAREABLE else 1 for layer, n in numbered)
+    return RankShares(most, SCHEDULES[settings.schedule].one_at_a_time)
 
 
 def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | None) -> Pace:
@@ -166,13 +157,8 @@ def build_worker(
     """
     own = build_layer(settings, layer, backend, shared, weights=weights)
     on_host = own.learner.backend.name == "numpy"
-    worker = LayerWorker(
-        own,
-        inputs,
-        keep_states=keep_states,
-        replicas=settings.replicas[layer - 1] if on_host else 1,  # else one thread queues all
-        times=times,
-    )
+    replicas = settings.replicas[layer - 1] if on_host else 1  # else one thread queues all
+    worker = LayerWorker(own, inputs, keep_states=keep_states, replicas=replicas, times=times)
     if state is not None:
         with refusing_others(f"the state of layer {layer} is of another layer"):
             worker.load_state(state)

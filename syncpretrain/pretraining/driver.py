@@ -140,10 +140,8 @@ class TrainedLayers:
         snapshots = {
             key: kept.snapshot.to(self._host(key[0])) for key, kept in sorted(self._kept.items())
         }
-        states = [
-            None if own is None else own.to(self._host(layer))
-            for layer, own in enumerate(self._states, start=1)
-        ]
+        numbered = enumerate(self._states, start=1)
+        states = [None if own is None else own.to(self._host(layer)) for layer, own in numbered]
         return PretrainState(past, snapshots, computed, tuple(states), curves)
 
     def _host(self, layer: int) -> Callable[[Any], Any]:

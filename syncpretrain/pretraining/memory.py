@@ -82,9 +82,8 @@ def held_rows(settings: PretrainSettings, backend: Backend, *, steps: int, held_
     """
     size = stream_size(settings, backend, steps)
     # The activations of a block are computed outside the ring, and then copied into it.
-    rows = (size.ring + size.block) * settings.batch_size + (
-        passes_in_ring(size.ring, steps) + 1
-    ) * held_out
+    passes = passes_in_ring(size.ring, steps) + 1
+    rows = (size.ring + size.block) * settings.batch_size + passes * held_out
     return -(-rows // VERSIONS)
 
 
@@ -143,9 +142,8 @@ def replica_bytes(settings: PretrainSettings, steps: int) -> int:
     if settings.runtime == "serial":
         asked = settings.simulate_staleness
         late = max(settings.replicas) - 1 if asked is None else asked
-        late = min(late, -(-steps // settings.push_every)) * (
-            2 if settings.delay_compensation else 1
-        )
+        vectors = 2 if settings.delay_compensation else 1
+        late = vectors * min(late, -(-steps // settings.push_every))
     layers = [
         (REPLICA_COPIES * replicas + late) * (shape.weights + sum(shape.biases))
         for shape, replicas in zip(settings.shapes, settings.replicas, strict=True)

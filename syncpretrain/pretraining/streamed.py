@@ -121,14 +121,8 @@ def build_streamed_layer(
         data = below, part.passes, place, most
         is_iterable = isinstance(below.train, ArrayPasses)
         source = inputs.PassesSource(*data) if is_iterable else inputs.RowsSource(*data, beside)
-    own = build(
-        settings,
-        part.layer,
-        backend,
-        shared,
-        hands_up=part.above is not None,
-        shards=1 if backend.devices() else None,
-    )
+    hands_up, shards = part.above is not None, 1 if backend.devices() else None
+    own = build(settings, part.layer, backend, shared, hands_up=hands_up, shards=shards)
     layer = StreamedLayer(own, part, source, most=most)
     if part.above is not None and above is not None:
         layer.connect(part.above.rings(above))
@@ -287,9 +281,8 @@ class StreamedPretraining(Driver):
         below: Split | inputs.Rings = self._data
         passes, layers = parts[0].passes, []
         rows = memory.held_rows(settings, backend, steps=passes.steps, held_out=passes.held_out)
-        beside = memory.pretraining_bytes(
-            settings.shapes, examples=rows, batch_size=settings.batch_size
-        )
+        sizes = {"examples": rows, "batch_size": settings.batch_size}
+        beside = memory.pretraining_bytes(settings.shapes, **sizes)
         most = size.block if size.steps else 1
         how: dict[str, Any] = {"backend": backend, "most": most, "beside": beside}
         for part, build in zip(parts, self._builds(), strict=True):
@@ -333,15 +326,11 @@ class StreamedPretraining(Driver):
         """Return all that the rest of the run depends on."""
         # Paused, every layer is between two minibatches, and no ring changes.
         with self._pool.paused() if self._pool is not None else nullcontext():
-            ends = self._schedule.ends
-            above = (
-                [
-                    layer.position if layer.position < end else None  # it needs no minibatch more
-                    for layer, end in zip(self._layers[1:], ends[1:], strict=True)
-                ]
-                + [None]
-            )
-            states = [x.state(position) for x, position in zip(self._layers, above, strict=True)]
+            # A layer that is at its end needs no minibatch more.
+            ends = zip(self._layers[1:], self._schedule.ends[1:], strict=True)
+            above = [x.position if x.position < end else None for x, end in ends]
+            pairs = zip(self._layers, [*above, None], strict=True)
+            states = [layer.state(position) for layer, position in pairs]
             return StreamState(tuple(states), self.done, self.history.curves())
 
     @property

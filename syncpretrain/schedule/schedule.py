@@ -127,10 +127,8 @@ class Drifts:
     @property
     def measured(self) -> Measured:
         """For each layer, older version, newer version and drift of all that may be needed."""
-        return tuple(
-            tuple((*pair, drift) for pair, drift in sorted(drifts.items()))
-            for drifts in self._drifts
-        )
+        rows = (sorted(drifts.items()) for drifts in self._drifts)
+        return tuple(tuple((*pair, drift) for pair, drift in row) for row in rows)
 
     def resume(self, measured: Measured) -> None:
         """Continue with these drifts; there are none in a past from before there were any."""

@@ -65,9 +65,8 @@ class StreamEpochs:
 
     def plans(self, steps: int) -> list[StreamPlan]:
         """Return the plan of each layer, where an epoch has ``steps`` minibatches."""
-        return [
-            StreamPlan(round(i * self.delay * steps), n * steps) for i, n in enumerate(self.epochs)
-        ]
+        layers = enumerate(self.epochs)
+        return [StreamPlan(round(i * self.delay * steps), n * steps) for i, n in layers]
 
     def notice(self) -> str | None:
         """Return what is to be said of layers that wait until all below have trained."""
