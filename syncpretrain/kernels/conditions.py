@@ -232,8 +232,7 @@ def draw_documents(shares: Array, points: NDArray[np.float64], ends: NDArray[np.
 
 def lengths_of(words: Array) -> NDArray[np.int64]:
     """Return numbers of words, of shape (B, 1), as whole ones."""
-    lengths: NDArray[np.int64] = np.rint(np.minimum(words[:, 0], MOST_WORDS)).astype(np.int64)
-    return lengths
+    return np.rint(np.minimum(words[:, 0], MOST_WORDS)).astype(np.int64)
 
 
 def _draw(shares: Array, words: Array, draws: np.random.Generator) -> None:

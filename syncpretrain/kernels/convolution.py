@@ -205,10 +205,8 @@ def raised(columns: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     """
     pad, size, rows, width = shape.pad, shape.size, shape.map_height, shape.map_width
     parts = columns.reshape(-1, rows, width, size, size, shape.channels)
-    padded = np.zeros(
-        (len(parts), shape.height + 2 * pad, shape.width + 2 * pad, shape.channels),
-        dtype=columns.dtype,
-    )
+    around = len(parts), shape.height + 2 * pad, shape.width + 2 * pad, shape.channels
+    padded = np.zeros(around, dtype=columns.dtype)
     for i in range(size):
         for j in range(size):
             padded[:, i : i + rows, j : j + width] += parts[:, :, :, i, j]
@@ -330,10 +328,8 @@ def of_group(seen: Array, read: slice, shape: ConvolutionShape) -> Array:
 def _products(x: Array, weight: Array, shape: ConvolutionShape, filters: slice) -> Array:
     """Return the maps of some filters, before pooling."""
     seen, weight = factors(lowered(x, shape), weight, precision=shape.precision)
-    parts = [
-        np.matmul(of_group(seen, read, shape), weight[:, own])
-        for own, read in groups_of(shape, filters)
-    ]
+    groups = groups_of(shape, filters)
+    parts = [np.matmul(of_group(seen, read, shape), weight[:, own]) for own, read in groups]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
@@ -358,8 +354,7 @@ def _images(x: Array, shape: ConvolutionShape) -> Array:
 
 
 def _by_filter(out: Array, shape: ConvolutionShape) -> Array:
-    parts: Array = out.reshape(len(out), shape.hidden // shape.filters, shape.filters)
-    return parts
+    return out.reshape(len(out), shape.hidden // shape.filters, shape.filters)
 
 
 def _pooled(shape: ConvolutionShape, examples: int) -> tuple[int, int, int, int]:

@@ -118,9 +118,8 @@ def rounded(x: Array) -> NDArray[np.float32]:
     """
     whole = np.ascontiguousarray(x, dtype=np.float32)
     bits = whole.view(np.uint32)
-    nearest = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(
-        0xFFFF0000
-    )
+    is_odd = bits >> np.uint32(16) & np.uint32(1)
+    nearest = (bits + np.uint32(0x7FFF) + is_odd) & np.uint32(0xFFFF0000)
     found = np.where(np.isnan(whole), whole, nearest.view(np.float32))
     return np.where(np.abs(whole) < SMALLEST, np.copysign(np.float32(0), whole), found)
 

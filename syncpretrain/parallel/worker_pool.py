@@ -200,9 +200,8 @@ class WorkerPool:
                 raise self._stalled()
 
     def _stalled(self) -> StalledError:
-        return StalledError(
-            f"a worker of {self._name} waited {self._times.stall:g} s for the others in a step"
-        )
+        text = f"a worker of {self._name} waited {self._times.stall:g} s for the others in a step"
+        return StalledError(text)
 
     def _fail(self, error: BaseException) -> None:
         """Let every worker leave the step, which raises the first failure."""

@@ -176,9 +176,8 @@ class LinkedEpochs(Closing):
         is_busy = layer in self._busy
         self._busy.discard(layer)
         running = command.epoch if is_busy else 0
-        death = links.death_of(
-            layer, self._links[layer].ending(), running=running, done=command.epoch
-        )
+        how = self._links[layer].ending()
+        death = links.death_of(layer, how, running=running, done=command.epoch)
         link = None if self._is_stopping else self._place.replace(layer, death)
         self._restarts.report_all()
         if link is None:

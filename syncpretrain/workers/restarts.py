@@ -272,9 +272,8 @@ class Replacement:
             which = self._restarts.take() if in_vain <= MOST_IN_VAIN else None
             if which is None:
                 return False
-        self._restarts.record(
-            f"warning: {death}; a new process goes on from its last state ({which})"
-        )
+        text = f"warning: {death}; a new process goes on from its last state ({which})"
+        self._restarts.record(text)
         return True
 
     def close(self) -> None:

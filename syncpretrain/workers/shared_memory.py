@@ -105,10 +105,8 @@ class SharedArrays:
         access = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
         memory = mmap.mmap(self.descriptor, self._ends()[-1], mmap.MAP_SHARED, access)
         # The ends have one entry more than the arrays: not strict.
-        return [
-            np.ndarray(shape, np.dtype(dtype), memory, offset)
-            for (dtype, shape), offset in zip(self.kinds, self._ends(), strict=False)
-        ]
+        places = zip(self.kinds, self._ends(), strict=False)
+        return [np.ndarray(shape, np.dtype(kind), memory, at) for (kind, shape), at in places]
 
     def close(self) -> None:
         """Close the descriptor; mapped arrays stay."""

@@ -401,9 +401,8 @@ class _StreamHeader(msgspec.Struct):
 def _pack_stream(state: StreamState, arrays: dict[str, Array]) -> _StreamHeader:
     layers = []
     for number, layer in enumerate(state.layers, start=1):
-        own: dict[str, Any] = {
-            name: getattr(layer, name, None) for name in _StreamedLayer.__struct_fields__
-        }
+        names = _StreamedLayer.__struct_fields__
+        own: dict[str, Any] = {name: getattr(layer, name, None) for name in names}
         own["scalars"] = _pack_layer(number, layer.state, arrays)
         own["kinds"] = _kinds_of(layer.state.layer)
         for name in RINGS:

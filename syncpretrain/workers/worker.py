@@ -346,9 +346,8 @@ class LayerWorker:
         if len(X) <= PROBE_ROWS:
             return X[:]
         backend, rows = self.learner.backend, evenly_spaced(np.arange(len(X)), PROBE_ROWS)
-        probe: NDArray[np.float32] = backend.gather(
-            X, rows, out=backend.empty((PROBE_ROWS, X.shape[1]))
-        )
+        out = backend.empty((PROBE_ROWS, X.shape[1]))
+        probe: NDArray[np.float32] = backend.gather(X, rows, out=out)
         return probe
 
     def _stops(self, train: NDArray[np.float32], held_out: NDArray[np.float32]) -> bool:

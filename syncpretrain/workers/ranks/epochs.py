@@ -253,13 +253,9 @@ class RanksRuntime(LinkedEpochs):
     def _jobs(self) -> list[EpochAssignment]:
         self._versions.on_release = self._released
         groups = self._ranks.groups
+        above = {layer - 1: groups[layer] for layer in self._sent}
         return [
-            EpochAssignment(
-                layer,
-                factory,
-                groups[layer + 1] if layer + 1 in self._sent else (),
-                group=groups[layer],
-            )
+            EpochAssignment(layer, factory, above.get(layer, ()), group=groups[layer])
             for layer, factory in enumerate(self._run.worker_factories, start=1)
         ]
 

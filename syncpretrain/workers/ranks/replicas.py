@@ -598,10 +598,8 @@ class SliceServer:
         """Send a replica the current parameters."""
         context, values = self._context, self._slice.parameters.copy()
         self._sent[replica] = values
-        to = port(context.run, "slices", replica)
-        context.transport.send(
-            self._assignment.replicas[replica], to, SliceOf(context.number, values)
-        )
+        rank, to = self._assignment.replicas[replica], port(context.run, "slices", replica)
+        context.transport.send(rank, to, SliceOf(context.number, values))
 
     def take(self, replica: int, share: float | None) -> None:
         """Add a share of a replica's next change; None drops the change."""

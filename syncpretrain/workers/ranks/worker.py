@@ -240,9 +240,8 @@ class RankWorkers:
         self._limit = blas_limit(job.blas_threads)
         self._limit.__enter__()
         transport.listen(port(job.run, "stop"), lambda source, thing: self._stopping.set())
-        self._contexts = [
-            RankContext(transport, job, own, self._stopping.is_set) for own in job.jobs
-        ]
+        stop = self._stopping.is_set
+        self._contexts = [RankContext(transport, job, own, stop) for own in job.jobs]
         # An eager transport looks more often for messages of other machines, at some per cent of a
         # core: only ranks that exchange messages in every step gain by it.
         transport.is_eager = any(own.group is not None for own in self._contexts)

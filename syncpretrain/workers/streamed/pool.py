@@ -63,10 +63,8 @@ class StreamPool(Closing):
         self._stopping, self._stopped = threading.Event(), math.inf  # the flag, and its time
         self._pauses = 0
         self._rests, self._is_resting = rests, False
-        self._sharing = [
-            layer.sharing(times) if n > 1 else None
-            for layer, n in zip(layers, replicas, strict=True)
-        ]
+        pairs = zip(layers, replicas, strict=True)
+        self._sharing = [layer.sharing(times) if n > 1 else None for layer, n in pairs]
         self._room = [n - 1 for n in replicas]  # for helpers
         self._caller = threading.current_thread()
         self._results = queue.SimpleQueue[EpochResult | BaseException]()

@@ -292,12 +292,8 @@ class RemoteLayer(BaseStreamedLayer):
         own = self.plan.at(self.position)
         is_running = own < self.plan.steps and (is_busy or own % self._steps)
         assert self._link is not None
-        self._error = death_of(
-            self.number,
-            self._link.ending(),
-            running=self.epoch if is_running else 0,
-            done=self.epochs_done,
-        )
+        how, running = self._link.ending(), self.epoch if is_running else 0
+        self._error = death_of(self.number, how, running=running, done=self.epochs_done)
         return self._error
 
 
