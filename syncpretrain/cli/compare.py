@@ -259,14 +259,12 @@ def _print_comparison(report: dict[str, Any]) -> None:
     layers = report["architecture"] or "-".join(map(str, report["layers"]))
     data = report["data"]
     percent = "" if report["objective"] == "classification" else None
-    head = f"{layers} on {data['source']}, {report['objective']}, on the test examples:"
-    say(head)
+    say(f"{layers} on {data['source']}, {report['objective']}, on the test examples:")
     wrong = "\nerror" if percent is None else "wrong,\n%"
-    plain = ("\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
     table = plain_table()
     add_numbers(table, "\nlabels")
     table.add_column("\nstart", no_wrap=True)
-    add_numbers(table, wrong, *plain)
+    add_numbers(table, wrong, "\nspread", "\ngain", "\npasses", "pretrain\ns", "finetune\ns")
     previous = None
     for row in report["table"]:
         if previous not in (None, row["labels"]):
@@ -285,8 +283,7 @@ def _print_comparison(report: dict[str, Any]) -> None:
     means = "one seed" if seeds == 1 else f"means of {seeds} seeds"
     console.print(f"{means}; the gain is over random weights", markup=False)
     console.print("passes: epochs of pretraining, each by its layer's share of the weights")
-    where = f"table and curve: {report['out']}"
-    say(where)
+    say(f"table and curve: {report['out']}")
 
 
 def _write_comparison(settings: Settings, report: dict[str, Any], out: Path) -> None:

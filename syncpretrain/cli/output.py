@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from syncpretrain.settings import PretrainSettings
 
 
-AFTER_FINETUNING = (
-    "The layers' own errors are those after fine-tuning, which cares only for",
-    "the whole stack's.",
-)
-
-
 def run_shown(work: Callable[..., dict[str, Any]], *, quiet: bool, as_json: bool) -> None:
     """Call what trains with ``observers`` that show its progress, and print its result."""
     with observing(not quiet, live=not as_json) as observers:
@@ -79,8 +73,8 @@ def print_errors(report: dict[str, Any], *, finetuned: bool) -> None:
         table.add_row(*_errors_cells(row))
     console.print(table)
     if finetuned:
-        for line in AFTER_FINETUNING:
-            say(line)
+        say("The layers' own errors are those after fine-tuning, which cares only for")
+        say("the whole stack's.")
     _print_stack(say, report)
     console.print()
     console.print(_diagnosis_table(report["layers"]))
@@ -140,19 +134,14 @@ def add_numbers(table: Table, *names: str) -> None:
 
 def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
     """Return the table of each layer's diagnosis: energy gap, likelihoods, idle units."""
-    table = plain_table()
-    names = (
-        "\nlayer",
-        "free-energy\ngap",
-        "pseudo-\nlikelihood",
-        "dead\nunits",
-        "saturated\nunits",
-    )
-    estimated = any(row["log_z"] for row in layers)
-    add_numbers(table, *names, *(("\nlog Z", "log-\nlikelihood") if estimated else ()))
+    table, estimated = plain_table(), any(row["log_z"] for row in layers)
+    add_numbers(table, "\nlayer", "free-energy\ngap", "pseudo-\nlikelihood")
+    add_numbers(table, "dead\nunits", "saturated\nunits")
+    if estimated:
+        add_numbers(table, "\nlog Z", "log-\nlikelihood")
     for row in layers:
-        cells = [str(row["layer"]), number(row["free_energy_gap"])]
-        cells += [number(row["pseudo_likelihood"])]
+        cells = [str(row["layer"])]
+        cells += [number(row[name]) for name in ("free_energy_gap", "pseudo_likelihood")]
         cells += [_count(row[name]) for name in ("dead_units", "saturated_units")]
         if estimated:
             cells += [_interval(row["log_z"]), number(row["log_likelihood"])]
