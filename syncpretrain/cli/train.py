@@ -50,18 +50,8 @@ if TYPE_CHECKING:
 GIGABYTE = 1e9
 # Options that a replay takes from the recorded run.
 RECORDED = (
-    "config",
-    "model",
-    "early_stopping",
-    "layers",
-    "hidden",
-    "schedule",
-    "pace",
-    "epochs",
-    "settle",
-    "refresh_epochs",
-    "refresh_when",
-    "finish",
+    *("config", "model", "early_stopping", "layers", "hidden", "schedule", "pace"),
+    *("epochs", "settle", "refresh_epochs", "refresh_when", "finish"),
 )
 
 
@@ -139,7 +129,7 @@ def train(
         raise SettingsError("inexact: got it without --resume, expected a run to go on with")
     if resume is not None:
         _check_resume({"print_config": print_config, "dry_run": dry_run, **options})
-        work = partial(_resume, resume, inexact=bool(inexact), **options)
+        work = partial(_resume, resume, options, inexact=bool(inexact))
     else:
         run = _new_run(**options)
         if print_config or dry_run:
@@ -188,10 +178,8 @@ def _new_run(
     return _NewRun(settings, options["schedule"] == AUTO, given, data, reads, out)
 
 
-def _train(
-    run: _NewRun, *, observers: list[Observer], loggers: tuple[str, ...], command: str
-) -> dict[str, Any]:
-    """Train; a plan chooses the schedule if it is ``auto``."""
+def _train(run: _NewRun, *, observers: list[Observer], **how: Any) -> dict[str, Any]:
+    """Train; a plan chooses the schedule if it is ``auto``. ``how`` is for ``train_run``."""
     from time import monotonic
 
     from syncpretrain.runs.run import train_run
@@ -201,7 +189,7 @@ def _train(
         for message in messages:
             observer(Notice(monotonic(), message))
     own = {name: getattr(run, name) for name in ("out", "replay", "data", "given")}
-    return train_run(run.settings, observers=observers, loggers=loggers, command=command, **own)
+    return train_run(run.settings, observers=observers, **how, **own)
 
 
 def _with_schedule(run: _NewRun) -> tuple[_NewRun, list[str]]:
@@ -250,22 +238,15 @@ def _predicted(run: _NewRun, *, as_json: bool) -> str:
     return json.dumps(found.report()) if as_json else _dry_run_text(found, ready.data)
 
 
-def _resume(
-    folder: Path,
-    *,
-    observers: list[Observer],
-    loggers: tuple[str, ...],
-    inexact: bool,
-    **options: Any,
-) -> Any:
-    """Resume a run, which may be moved to another runtime."""
+def _resume(folder: Path, options: dict[str, Any], **how: Any) -> Any:
+    """Resume a run, which may be moved to another runtime; ``how`` is for ``resume_run``."""
     from syncpretrain.runs.run import resume_run
 
     config = folder / CONFIG_NAME
     if config.is_file():
         check_runtime_of(read_settings(config), options["runtime"])
     elsewhere = {name: options[name] for name in ELSEWHERE if options[name] is not None}
-    return resume_run(folder, observers=observers, inexact=inexact, loggers=loggers, **elsewhere)
+    return resume_run(folder, **how, **elsewhere)
 
 
 def _check_resume(options: dict[str, Any]) -> None:
@@ -400,9 +381,7 @@ def _settings_and_data(
     settings = settings_from_options(None, config, {**options, **unset}, of_run=True)
     check_whole(options["data"])
     if options["data"] is not None:
-        own = {
-            name: options[name] for name in type(settings.data).__struct_fields__ if name != "name"
-        }
+        own = {name: options[name] for name in settings.data.__struct_fields__ if name != "name"}
         settings = replaced(settings, data={"name": options["data"], **own})
     untuned = replaced(settings, finetune=replaced(settings.finetune, objective="none", loss=None))
     data = load_data(untuned, columns=columns_in(stack.info), meaning=stack.meaning)
