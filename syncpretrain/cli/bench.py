@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -103,9 +104,8 @@ def command(
     dataset = _loaded(data, settings)
     rows = _rows(dataset, width, examples)
     task = Task(settings, len(rows.train), len(rows.validation))
-    found = bench(
-        task, rows, rounds=rounds, handoff=handoff, report=lambda line: click.echo(line, err=True)
-    )
+    tell = partial(click.echo, err=True)
+    found = bench(task, rows, rounds=rounds, handoff=handoff, report=tell)
     reached = None
     if dataset is not None and target is not None:
         whole = _rows(dataset, width, len(dataset.train))

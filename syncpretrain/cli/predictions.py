@@ -428,9 +428,7 @@ def _draw(curves: Sequence[Curve], stack: PretrainSettings, path: Path) -> None:
     """Draw the speed-ups as a PNG."""
     from syncpretrain.plot.canvas import save_speedup_curves
 
-    points = {
-        curve.name: [(run.devices, curve.speedup(run)) for run in curve.runs] for curve in curves
-    }
+    points = {own.name: [(run.devices, own.speedup(run)) for run in own.runs] for own in curves}
     save_speedup_curves(points, path, title=f"{stack.stack_text}, simulated")
 
 

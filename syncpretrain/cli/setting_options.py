@@ -185,9 +185,7 @@ def given_by(preset: str | None, config: Path | None, options: dict[str, Any]) -
     if preset is not None:
         return None
     named = {} if config is None else names_in(config)
-    sections: dict[str, set[str]] = {
-        section: set(named.get(section, ())) for section in ("pretrain", "finetune")
-    }
+    sections = {name: set(named.get(name, ())) for name in ("pretrain", "finetune")}
     for name, value in options.items():
         if value is not None and OPTIONS[name].section in sections:
             sections[OPTIONS[name].section].add(OPTIONS[name].field)
@@ -357,10 +355,9 @@ def _drop_replaced(
 
 def _drop_costs(pretrain: dict[str, Any]) -> None:
     """Drop the sparsity costs of a file if they are the defaults for its layers."""
-    architecture, depth = pretrain.get("architecture"), len(pretrain["layers"]) - 1
-    if list(pretrain["sparsity_cost"]) == fields.usual_costs(
-        architecture, pretrain["hidden_units"], depth
-    ):
+    depth = len(pretrain["layers"]) - 1
+    usual = fields.usual_costs(pretrain.get("architecture"), pretrain["hidden_units"], depth)
+    if list(pretrain["sparsity_cost"]) == usual:
         pretrain.pop("sparsity_cost")
 
 
