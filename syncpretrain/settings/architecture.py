@@ -237,8 +237,8 @@ def read_architecture(text: str) -> tuple[int, tuple[LayerShape, ...]]:
         reader.read(part.strip())
     for shape in reader.shapes:
         if isinstance(shape, ConvolutionShape) and shape.hidden > MAX_UNITS:
-            raise SettingsError(
-                f"layers: got {layer_text(shape)} of {shape.hidden} units, expected at"
+            raise _refused(
+                f"{layer_text(shape)} of {shape.hidden} units, expected at"
                 f" most {MAX_UNITS} a layer; take fewer filters, or pool larger blocks"
             )
     return reader.width, tuple(reader.shapes)
@@ -270,17 +270,13 @@ class _Reader:
     def _image(self, part: str) -> None:
         found = IMAGE.fullmatch(part)
         if found is None:
-            raise SettingsError(f"layers: got {part}, expected {AN_IMAGE}")
+            raise _refused(f"{part}, expected {AN_IMAGE}")
         if self.width:
-            raise SettingsError(
-                f"layers: got {part} behind other layers, expected the shape of the images first"
-            )
+            raise _refused(f"{part} behind other layers, expected the shape of the images first")
         self.images = ImageShape(*map(int, found.groups()))
         self.width = self.images.values
         if self.width > MAX_UNITS:
-            raise SettingsError(
-                f"layers: got {part} of {self.width} numbers, expected at most {MAX_UNITS}"
-            )
+            raise _refused(f"{part} of {self.width} numbers, expected at most {MAX_UNITS}")
 
     def _dense(self, part: str) -> None:
         units = _units(part)
@@ -294,23 +290,21 @@ class _Reader:
     def _convolution(self, part: str) -> None:
         found = CONV.fullmatch(part)
         if found is None:
-            raise SettingsError(
-                f"layers: got {part}, expected conv:FILTERSxSIZE of at least 1, such as conv:20x5,"
+            raise _refused(
+                f"{part}, expected conv:FILTERSxSIZE of at least 1, such as conv:20x5,"
                 " behind it :PAD or :same for zeros around the images, and /2 for two groups"
             )
         images = self.images
         if images is None:
-            raise SettingsError(self._no_images(part))
+            raise self._no_images(part)
         filters, size = map(int, found.groups()[:2])
         if filters > MAX_UNITS:
-            raise SettingsError(
-                f"layers: got {filters} filters in {part}, expected at most {MAX_UNITS}"
-            )
+            raise _refused(f"{filters} filters in {part}, expected at most {MAX_UNITS}")
         pad = _pad(part, size, found.group(3))
         most = min(images.height, images.width) + 2 * pad
         if size > most:
-            raise SettingsError(
-                f"layers: got {part} on images of {images}"
+            raise _refused(
+                f"{part} on images of {images}"
                 + (f" with {pad} zeros around them" if pad else "")
                 + f", expected filters of at most {most} x {most}"
             )
@@ -319,45 +313,43 @@ class _Reader:
         own = asdict(images) | {"filters": filters, "size": size, "pad": pad, "groups": groups}
         shape = ConvolutionShape(**own, channels_first=not self.shapes)
         if shape.positions > MAX_UNITS:  # nearly all of them in the zeros around the image
-            raise SettingsError(
-                f"layers: got {part} with maps of {shape.map_height}x{shape.map_width}, expected at"
+            raise _refused(
+                f"{part} with maps of {shape.map_height}x{shape.map_width}, expected at"
                 f" most {MAX_UNITS} places; take a smaller pad"
             )
         self.shapes.append(shape)
         self.images = shape.output
 
-    def _no_images(self, part: str) -> str:
+    def _no_images(self, part: str) -> SettingsError:
         if not self.shapes:
             before = f"{self.width} before {part}" if self.width else f"{part} first"
-            return f"layers: got {before}, expected the shape of the images before it, {AN_IMAGE}"
-        return (
-            f"layers: got {part} behind {self.shapes[-1].hidden} dense units, expected all"
+            return _refused(f"{before}, expected the shape of the images before it, {AN_IMAGE}")
+        return _refused(
+            f"{part} behind {self.shapes[-1].hidden} dense units, expected all"
             " convolutions before the dense layers"
         )
 
     def _pooling(self, part: str) -> None:
         found = POOL.fullmatch(part)
         if found is None:
-            raise SettingsError(
-                f"layers: got {part}, expected pool:SIZE of at least 1, such as pool:2, or"
+            raise _refused(
+                f"{part}, expected pool:SIZE of at least 1, such as pool:2, or"
                 " pool:2:mean for the mean in place of the maximum, or pool:2:prob of RBMs"
             )
         below = self.shapes[-1] if self.shapes else None
         if not isinstance(below, ConvolutionShape):
-            raise SettingsError(
-                f"layers: got {part} without a convolution right before it, expected it behind one,"
+            raise _refused(
+                f"{part} without a convolution right before it, expected it behind one,"
                 f" such as conv:20x5,{part}"
             )
         if below.pool != 1:
-            raise SettingsError(
-                f"layers: got {part} behind pool:{below.pool}, expected one pooling a convolution"
-            )
+            raise _refused(f"{part} behind pool:{below.pool}, expected one pooling a convolution")
         pool = int(found.group(1))
         common = math.gcd(below.map_height, below.map_width)
         if common % pool:
             fitting = [str(size) for size in range(2, common + 1) if common % size == 0]
-            raise SettingsError(
-                f"layers: got {part} on maps of {below.map_height}x{below.map_width}, expected a"
+            raise _refused(
+                f"{part} on maps of {below.map_height}x{below.map_width}, expected a"
                 f" size that divides both: {' or '.join(fitting) or '1 alone'}; or another filter"
                 " or pad"
             )
@@ -372,8 +364,8 @@ def _check_groups(part: str, groups: int, filters: int, images: ImageShape) -> N
     if common % groups:
         counts = range(1, min(common, MOST_LISTED) + 1)
         fitting = " or ".join(str(count) for count in counts if common % count == 0)
-        raise SettingsError(
-            f"layers: got {part} on images of {images}, expected a number of groups that divides"
+        raise _refused(
+            f"{part} on images of {images}, expected a number of groups that divides"
             f" {filters} filters and {images.channels} channels, such as {fitting}"
         )
 
@@ -381,14 +373,14 @@ def _check_groups(part: str, groups: int, filters: int, images: ImageShape) -> N
 def _pad(part: str, size: int, text: str | None) -> int:
     """Return the number of zeros around an image."""
     if text == SAME and size % 2 == 0:
-        raise SettingsError(
-            f"layers: got {part}, expected an odd size with same, or the number of zeros on each"
+        raise _refused(
+            f"{part}, expected an odd size with same, or the number of zeros on each"
             " side in its place"
         )
     pad = size // 2 if text == SAME else int(text or 0)
     if pad >= size:
-        raise SettingsError(
-            f"layers: got {part}, expected a pad below the size {size}; filters that see nothing"
+        raise _refused(
+            f"{part}, expected a pad below the size {size}; filters that see nothing"
             " but zeros learn nothing"
         )
     return pad
@@ -399,13 +391,17 @@ def _units(part: str) -> int:
     try:
         units = int(part)
     except ValueError:
-        raise SettingsError(
-            f"layers: got {part!r}, expected a whole number, conv:FILTERSxSIZE or pool:SIZE,"
+        raise _refused(
+            f"{part!r}, expected a whole number, conv:FILTERSxSIZE or pool:SIZE,"
             f" the first of all a number or {AN_IMAGE}"
         ) from None
     if units < 1:
-        raise SettingsError(f"layers: got {units}, expected a whole number of at least 1")
+        raise _refused(f"{units}, expected a whole number of at least 1")
     return units
+
+
+def _refused(got: str) -> SettingsError:
+    return SettingsError(f"layers: got {got}")
 
 
 def _listed(numbers: Iterable[int]) -> str:
