@@ -208,9 +208,8 @@ def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
     for name, value in found.items():
         if name == "visible_units":
             how = "which are standardized" if units == "gaussian" else "whole numbers"
-            words.append(
-                f"visible units {value} (values from {facts.low:g} to {facts.high:g}, {how})"
-            )
+            span = f"values from {facts.low:g} to {facts.high:g}"
+            words.append(f"visible units {value} ({span}, {how})")
         elif name != "learning_rate" or goes_with_data:
             number = value[0] if isinstance(value, list) else value
             words.append(WORDED[name].format(number))

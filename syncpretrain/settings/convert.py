@@ -14,13 +14,8 @@ from syncpretrain.settings.fields import names_of
 
 SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 
-TYPE_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "array": "a list",
-    "object": "a table",
-}
+TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "text"}
+TYPE_WORDS |= {"array": "a list", "object": "a table"}
 UNNAMED = ("pretrain", "data", "run")  # messages leave out the names of these sections
 USUAL_ELSEWHERE = {  # names that other libraries have for a setting
     "lr": "learning_rate",

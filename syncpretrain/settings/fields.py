@@ -51,6 +51,8 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Each = tuple[T, ...]  # a value for each layer
 AsyncRate = Literal["staleness", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
+Loss = Literal["squared", "cross-entropy"]
+Runtime = Literal["threads", "processes", "serial", "mpi"]
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
 
 # Defaults that differ from the fields'.
@@ -255,9 +257,7 @@ class AsyncFields(Frozen, frozen=True, kw_only=True):
         return pushes % self.period == 0
 
 
-ASYNC_DEFAULTS = dict(
-    zip(AsyncFields.__struct_fields__, AsyncFields.__struct_defaults__, strict=True)
-)
+ASYNC_DEFAULTS = {own.name: own.default for own in msgspec.structs.fields(AsyncFields)}
 
 
 class PretrainFields(AsyncFields, frozen=True, kw_only=True):
@@ -383,7 +383,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         "Autoencoders: the decoder shares the weights (default), or has its own.",
     ] = True
     loss: Annotated[
-        Literal["squared", "cross-entropy"] | None,
+        Loss | None,
         AUTOENCODERS,
         "Loss of autoencoders. Default cross-entropy, squared for gaussian visible units.",
     ] = None
@@ -503,7 +503,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         "Stop when every version is read (default), or do not wait for refreshes.",
     ] = "drain"
     runtime: Annotated[
-        Literal["threads", "processes", "serial", "mpi"],
+        Runtime,
         WORKERS,
         "Layers in threads (default), processes, turns, or on ranks of mpiexec (mpi).",
     ] = "threads"

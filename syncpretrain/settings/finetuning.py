@@ -109,11 +109,7 @@ class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
     momentum: Annotated[fields.Fraction, TUNING, "Momentum of sgd."] = 0.0
     nesterov: Annotated[bool, TUNING, "Nesterov's momentum."] = False
     weight_decay: Annotated[fields.NonNegativeFloat, REGULARIZATION] = 0.0
-    loss: Annotated[
-        Literal["squared", "cross-entropy"] | None,
-        TUNING,
-        "Loss of reconstruction. Default squared.",
-    ] = None
+    loss: Annotated[fields.Loss | None, TUNING, "Loss of reconstruction. Default squared."] = None
     dropout: Annotated[fields.Fraction, REGULARIZATION, "Share of hidden units left out."] = 0.0
     input_dropout: Annotated[fields.Fraction, REGULARIZATION, "Share of inputs left out."] = 0.0
     input_noise: Annotated[
@@ -150,11 +146,7 @@ class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
     ] = None
     shards: Annotated[fields.Shards, WORKERS(metavar="S"), "Default as many as replicas."] = 0
     schedule: Annotated[Literal["synchronous", "async"], WORKERS] = "synchronous"
-    runtime: Annotated[
-        Literal["threads", "processes", "serial", "mpi"],
-        WORKERS,
-        "For async; or mpi, by examples.",
-    ] = "threads"
+    runtime: Annotated[fields.Runtime, WORKERS, "For async; or mpi, by examples."] = "threads"
 
     def __post_init__(self) -> None:
         fields.check_finite(self, prefix=PREFIX)

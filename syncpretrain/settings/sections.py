@@ -238,9 +238,8 @@ def settings_from(
         Naming the setting, the value given and the value expected.
     """
     pretrain = {name: value for name, value in pretrain.items() if value is not None}
-    return _from_sections(
-        {"data": data or {}, "finetune": finetune or {}, "run": run or {}}, layers, pretrain
-    )
+    sections = {"data": data or {}, "finetune": finetune or {}, "run": run or {}}
+    return _from_sections(sections, layers, pretrain)
 
 
 def read_settings(path: Path) -> Settings:
@@ -305,23 +304,26 @@ def settings_text(settings: Settings) -> str:
 
 
 def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, Any]) -> Settings:
-    pretrain = dict(pretrain)
+    """Build settings; ``pretrain`` is changed."""
     columns = pretrain.pop("columns", None)
     if columns is not None:
         layers = in_columns(pretrain.pop("architecture", None) or layers, columns)
     layers, architecture = architecture_of(layers)
     if architecture:
-        pretrain["architecture"] = _agreed(architecture, pretrain)
+        given = pretrain.get("architecture") or architecture
+        if given != architecture:
+            raise SettingsError(
+                f"architecture: got {given} with layers {architecture}; leave one of the two out"
+            )
+        pretrain["architecture"] = architecture
     if "visible_units" in pretrain:
         pretrain["visible_units"] = checks.kept_units(pretrain["visible_units"], layers)
     depth = max(len(layers) - 1, 1) if hasattr(layers, "__len__") else 1
     defaults = fields.PER_LAYER | fields.MODEL_DEFAULTS.get(str(pretrain.get("model")), {})
     defaults |= fields.HANDOFF_DEFAULTS.get(str(pretrain.get("handoff")), {})
     defaults |= fields.SCHEDULE_DEFAULTS.get(str(pretrain.get("schedule")), {})
-    filled: dict[str, Any] = {
-        name: _spread(value, depth) if name in fields.PER_LAYER else value
-        for name, value in ((name, pretrain.get(name, usual)) for name, usual in defaults.items())
-    }
+    filled = {name: pretrain.get(name, usual) for name, usual in defaults.items()}
+    filled |= {name: _spread(filled[name], depth) for name in fields.PER_LAYER}
     settle = filled["settle"] if "settle" in pretrain else None
     filled |= checks.settled_epochs(filled["epochs"], settle, filled["refresh_when"])
     filled["momentum"] = [str(value) for value in filled["momentum"]]
@@ -333,16 +335,6 @@ def _from_sections(sections: dict[str, Any], layers: Any, pretrain: dict[str, An
         filled["sparsity_cost"] = fields.usual_costs(text, filled["hidden_units"], depth)
     layers = list(layers) if isinstance(layers, range) else layers
     return checked({**sections, "pretrain": {"layers": layers, **pretrain, **filled}}, Settings)
-
-
-def _agreed(architecture: str, pretrain: dict[str, Any]) -> str:
-    """Return the text of the layers, after comparing it with the text given, if any."""
-    given = pretrain.get("architecture") or architecture
-    if given != architecture:
-        raise SettingsError(
-            f"architecture: got {given} with layers {architecture}; leave one of the two out"
-        )
-    return architecture
 
 
 def _spread(value: Any, depth: int) -> list[Any]:
