@@ -300,8 +300,8 @@ def as_visible(X: NDArray[Any], units: str) -> Floats:
     return np.ascontiguousarray(X, dtype=np.float32)
 
 
-def check_columns(X: Floats, name: str) -> None:
-    """Refuse a column in which every value is missing.
+def check_columns(X: Floats, names: Sequence[Any] | None = None) -> None:
+    """Refuse a column in which every value is missing; ``names`` are those of a data frame.
 
     Raises
     ------
@@ -309,9 +309,11 @@ def check_columns(X: Floats, name: str) -> None:
     """
     empty = np.isnan(X).all(axis=0)
     if empty.any():
+        place = int(empty.argmax())
+        column = f"{place} (counted from 0)" if names is None else repr(str(names[place]))
         raise DataError(
-            f"{name}: got NaN in every row of column {int(empty.argmax())} (counted from 0),"
-            " expected a number in one at least; drop the column"
+            f"X: got NaN in every row of column {column}, expected a number in one at least; drop"
+            " the column"
         )
 
 

@@ -79,7 +79,7 @@ def build_data(
         check_varies(data.train, scaling)
     if missing:
         settings = msgspec.structs.replace(settings, missing=True)
-        examples.check_columns(data.train, "X")
+        examples.check_columns(data.train)
         data = Split(*(examples.marked(rows, scaling) for rows in data))
     elif scaling is not None:
         data = Split(*map(scaling.apply, data))

@@ -67,7 +67,7 @@ class OnlineStack:
 
     def __init__(self, X: Array, stack: Stack | None, *, layers: Any, **settings: Any) -> None:
         if stack is None and has_missing(X):
-            check_columns(X, "X")
+            check_columns(X)
         if stack is not None:
             settings["visible_units"] = stack.units[0]
         wanted, _ = settled(layers, look_at(X), settings)

@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.data.examples import as_examples, has_missing
+from syncpretrain.data.examples import as_examples, check_columns, has_missing
 from syncpretrain.data.frames import is_frame
 from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.table import check_distinct_names, is_null
@@ -324,7 +324,7 @@ def rows_for(estimator: Any, X: Any, *, reset: bool) -> Any:
         return rows
     array = np.asarray(rows)
     if is_named and reset:
-        _check_present(array, X)
+        check_columns(array, list(X.columns))
     return array
 
 
@@ -360,16 +360,6 @@ def _wrong_cell(cell: Any) -> tuple[str, str] | None:
     except (TypeError, ValueError):
         return repr(cell)[:40], f"numbers; {ENCODE_HINT}"
     return ("infinity", "finite numbers; drop such rows") if is_infinite else None
-
-
-def _check_present(rows: NDArray[Any], frame: Any) -> None:
-    empty = np.isnan(rows).all(axis=0)
-    if empty.any():
-        name = str(list(frame.columns)[int(empty.argmax())])
-        raise DataError(
-            f"X: got NaN in every row of column {name!r}, expected a number in one at least; drop"
-            " the column"
-        )
 
 
 def _check_sparse(rows: Any) -> None:
