@@ -69,17 +69,16 @@ def _labels_in(values: Values, target: Target, name: str) -> NDArray[Any]:
     DataError
         If the column's values do not suit the target; the message names the file.
     """
+    column = f"{name}: column {target.name!r}"
     if target.task == "regression":
         if isinstance(values, Texts):
-            raise DataError(f"{name}: column {target.name!r} holds text, expected numbers")
-        return single_numbers(values, f"{name}: column {target.name!r}")
+            raise DataError(f"{column} holds text, expected numbers")
+        return single_numbers(values, column)
     if target.classes is not None:
-        return _numbered(values, target, name)
+        return _numbered(values, target.classes, column)
     if isinstance(values, Texts):
-        raise DataError(
-            f"{name}: column {target.name!r} holds text, expected classes as whole numbers"
-        )
-    return _whole_labels(values, f"{name}: column {target.name!r}")
+        raise DataError(f"{column} holds text, expected classes as whole numbers")
+    return _whole_labels(values, column)
 
 
 def labels_of(table: Table, target: Target | None) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
@@ -265,24 +264,20 @@ def check_size(values: NDArray[Any], name: str) -> None:
         )
 
 
-def _numbered(values: Values, target: Target, name: str) -> NDArray[np.int64]:
+def _numbered(values: Values, classes: tuple[str, ...], column: str) -> NDArray[np.int64]:
     """Return classes that are texts as numbers."""
-    assert target.classes is not None
     if not isinstance(values, Texts):
         if values.dtype.kind == "f" and np.isnan(values).all():
             return np.full(len(values), UNLABELLED, dtype=np.int64)
-        if values.dtype.kind != "b" or target.classes != ("False", "True"):
-            raise DataError(
-                f"{name}: column {target.name!r} holds numbers, expected the classes"
-                f" {', '.join(target.classes)}"
-            )
+        if values.dtype.kind != "b" or classes != ("False", "True"):
+            raise DataError(f"{column} holds numbers, expected the classes {', '.join(classes)}")
         return values.astype(np.int64)
-    places = {text: place for place, text in enumerate(target.classes)}
+    places = {text: place for place, text in enumerate(classes)}
     for code in np.unique(values.codes[values.codes >= 0]):
         if values.values[code] not in places:
             raise DataError(
-                f"{name}: column {target.name!r} holds {values.values[code]!r}, a class that was"
-                f" not trained on; expected {', '.join(target.classes)}"
+                f"{column} holds {values.values[code]!r}, a class that was not trained on; expected"
+                f" {', '.join(classes)}"
             )
     codes = np.array([places.get(text, UNLABELLED) for text in values.values] + [UNLABELLED])
     return codes[values.codes].astype(np.int64)

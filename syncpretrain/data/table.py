@@ -210,30 +210,23 @@ def check_decimals(name: str, column: str, texts: Texts, otherwise: str = "") ->
     """
     if not texts.values:
         return
-    shown = f"such as {texts.values[0][:40]!r}"
+    holds, shown = f"{name}: column {column!r} holds numbers", f"such as {texts.values[0][:40]!r}"
     if all(map(DECIMAL_COMMA.fullmatch, texts.values)):
-        raise DataError(
-            f"{name}: column {column!r} holds numbers with commas, {shown};"
-            " write decimal points, and nothing between thousands"
-        )
+        remedy = "write decimal points, and nothing between thousands"
+        raise DataError(f"{holds} with commas, {shown}; {remedy}")
     if texts.are_categories:
         return
     errors = [text for text in texts.values if ERROR.fullmatch(text)]
     if errors and all(ERROR.fullmatch(x) or PLAIN.fullmatch(x) for x in texts.values):
-        raise DataError(
-            f"{name}: column {column!r} holds numbers as text beside {errors[0]!r}; convert them to"
-            " numbers, with NaN for such cells"
-        )
+        remedy = "convert them to numbers, with NaN for such cells"
+        raise DataError(f"{holds} as text beside {errors[0]!r}; {remedy}")
     if all(map(BLANKS.fullmatch, texts.values)):
-        raise DataError(
-            f"{name}: column {column!r} holds numbers with blanks, {shown};"
-            " write nothing between thousands"
-        )
+        raise DataError(f"{holds} with blanks, {shown}; write nothing between thousands")
     found = _with_unit(texts.values[:LOOKED_AT]) if len(texts.values) > FEW_VALUES else None
     if found is not None:
         raise DataError(
-            f"{name}: column {column!r} holds numbers with the unit {found[1]!r}, such as"
-            f" {found[0]!r}, in {len(texts.values):,} values; write the numbers alone{otherwise}"
+            f"{holds} with the unit {found[1]!r}, such as {found[0]!r}, in {len(texts.values):,}"
+            f" values; write the numbers alone{otherwise}"
         )
 
 
