@@ -43,12 +43,9 @@ Stream = BinaryIO | gzip.GzipFile
 
 def is_idx(head: bytes) -> bool:
     """Return whether a file is IDX, judged by its first 4 bytes: 0, 0, the type, the dimensions."""
-    return (
-        len(head) >= 4
-        and head[:2] == b"\0\0"
-        and head[2] in TYPES
-        and 1 <= head[3] <= MAX_DIMENSIONS
-    )
+    if len(head) < 4 or head[:2] != b"\0\0":
+        return False
+    return head[2] in TYPES and 1 <= head[3] <= MAX_DIMENSIONS
 
 
 def read_idx(path: Path, *, sha256: str | None = None) -> NDArray[Any]:

@@ -379,9 +379,8 @@ def _axis(
     below = [[x for x in column if is_number(x)] for column in zip(*rows, strict=True)]
     if not all(below) or not np.isfinite(values).all():
         return False, None
-    whole = all(x.isdecimal() for x in cells) and all(
-        any("." in x for x in column) for column in below
-    )
+    has_fractions = all(any("." in x for x in column) for column in below)
+    whole = has_fractions and all(x.isdecimal() for x in cells)
     largest = [max(abs(float(x)) for x in column) for column in below]
     far = all(abs(x) > FAR * most > 0 for x, most in zip(values, largest, strict=True))
     rising = len(values) > 1 and bool((np.diff(values) > 0).all() or (np.diff(values) < 0).all())
@@ -435,11 +434,9 @@ def read_numbers(path: Path, head: Head, passed: Passed) -> NDArray[np.float64] 
         warnings.simplefilter("ignore", UserWarning)  # no rows: the caller says it better
         for _ in range(head.lines):
             file.readline(MAX_LINE)
-        lines = _rows_of_numbers(file, head, passed)
+        rows = _rows_of_numbers(file, head, passed)
         try:
-            return np.loadtxt(
-                lines, comments=None, delimiter=head.delimiter, quotechar='"', ndmin=2
-            )
+            return np.loadtxt(rows, comments=None, delimiter=head.delimiter, quotechar='"', ndmin=2)
         except ValueError:
             return None
 

@@ -436,10 +436,8 @@ class DataRecord(msgspec.Struct, frozen=True):
 
 def record_of(data: Dataset) -> DataRecord:
     """Return the record of a data set."""
-    sizes = {part: len(getattr(data, part)) for part in PARTS}
-    return DataRecord(
-        name=data.name, source=data.source, width=data.width, sha256=data.sha256, **sizes
-    )
+    train, validation, test = (len(getattr(data, part)) for part in PARTS)
+    return DataRecord(data.name, data.source, train, validation, test, data.width, data.sha256)
 
 
 def record_in(info: Mapping[str, Any]) -> DataRecord | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncpretrain.data.columns import Columns, columns_in, columns_of, takes_categories
-from syncpretrain.data.examples import check_values
+from syncpretrain.data.examples import Floats, check_values
 from syncpretrain.data.meaning import meaning_in
 from syncpretrain.data.table import Mixed, Table, Values, check_distinct_names, is_null, texts_of
 from syncpretrain.errors import DataError, needed
@@ -50,8 +50,7 @@ def table_of(frame: Any, name: str = "X") -> Table:
     for key, text in zip(keys, names, strict=True):
         series = frame[key]
         found.add(text, np.asarray(series), is_category=_is_category(series.dtype))
-    columns, mixed, refused = tuple(found.values), found.mixed, found.refused
-    return Table(name, names, columns, True, mixed, refused=refused, is_file=False)
+    return found.table(name, names, is_file=False)
 
 
 def encoded(
@@ -106,18 +105,14 @@ def array_of(X: Any, info: Mapping[str, Any], units: str, name: str = "X", *, bo
     known = columns_in(info)
     known, meaning = known if known and known.features else None, meaning_in(info)
     # Whole bytes are divided, and origins subtracted, before the range is checked again.
-    are_bytes = meaning is not None and meaning.values == "bytes"
+    bounded = bounded and not (meaning is not None and meaning.values == "bytes")
     exact = meaning is not None and bool(meaning.origin)
-    rows, columns = encoded(
-        X, units, name, bounded=bounded and not are_bytes, known=known, exact=exact
-    )
+    rows, columns = encoded(X, units, name, bounded=bounded, known=known, exact=exact)
     check_bernoulli(rows, units, columns, name)
     return rows
 
 
-def check_bernoulli(
-    rows: NDArray[np.float32], units: str, columns: Columns, name: str = "X"
-) -> None:
+def check_bernoulli(rows: Floats, units: str, columns: Columns, name: str = "X") -> None:
     """Refuse values outside [0, 1] in blocks of binary units.
 
     Raises
@@ -159,8 +154,7 @@ def read_parquet(path: Path) -> Table:
         is_category = _is_category(column.type)
         array = np.asarray(column.to_pylist() if is_category else column.to_numpy())
         found.add(name, array, is_category=is_category)
-    columns, mixed, refused = tuple(found.values), found.mixed, found.refused
-    return Table(str(path), tuple(written.column_names), columns, True, mixed, notices, refused)
+    return found.table(str(path), tuple(written.column_names), notices=notices)
 
 
 def _index_of(schema: Any) -> list[str]:
@@ -192,6 +186,11 @@ class _Columns:
             self.values.append(self._of_cells(name, array.tolist()))
         else:
             self.values.append(self._refuse(name, str(array.dtype), len(array)))
+
+    def table(self, name: str, names: tuple[str, ...], **more: Any) -> Table:
+        """Return the columns as a table with a name; ``more`` are other fields of the table."""
+        columns = tuple(self.values)
+        return Table(name, names, columns, mixed=self.mixed, refused=self.refused, **more)
 
     def _refuse(self, name: str, kind: str, rows: int) -> Values:
         self.refused[name] = kind

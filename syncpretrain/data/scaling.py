@@ -133,9 +133,8 @@ class Scaling:
         _, places = self.novel_in(X)
         if not len(places):
             return self
-        own = Scaling.of(
-            np.concatenate([self.shift[None, places], *(rows[:, places] for rows in blocks_of(X))])
-        )
+        rows = [self.shift[None, places], *(block[:, places] for block in blocks_of(X))]
+        own = Scaling.of(np.concatenate(rows))
         shift, scale = self.shift.copy(), self.scale.copy()
         shift[places], scale[places] = own.shift, own.scale
         return Scaling(shift, scale)

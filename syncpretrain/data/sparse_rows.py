@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from syncpretrain.data.blocks import Prepare, StoredRows, chunks
 from syncpretrain.errors import DataError
 
+Array = NDArray[Any]
 SPARSE_NAMES = {"data", "indices", "indptr", "shape", "format"}  # as SciPy's save_npz writes them
 MATRIX_EXPECTED = "expected a sparse matrix of numbers, such as scipy.sparse makes"
 
@@ -35,8 +36,8 @@ class SparseRows(StoredRows):
     """
 
     data: NDArray[np.float32]
-    indices: NDArray[Any]
-    indptr: NDArray[Any]
+    indices: Array
+    indptr: Array
     width: int
     prepare: Prepare | None = None
 
@@ -46,7 +47,7 @@ class SparseRows(StoredRows):
         return len(self.indptr) - 1, self.width
 
     @property
-    def csr(self) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[Any]]:
+    def csr(self) -> tuple[NDArray[np.float32], Array, Array]:
         """The stored arrays: values, their columns, and the beginning of each row."""
         return self.data, self.indices, self.indptr
 
@@ -65,7 +66,7 @@ class SparseRows(StoredRows):
             return False
         return bool((data == np.floor(data)).all())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Refuse to become a dense array without an explicit :meth:`toarray`.
 
         Raises
@@ -77,7 +78,7 @@ class SparseRows(StoredRows):
             " X.toarray()"
         )
 
-    def __getitem__(self, key: slice | NDArray[Any]) -> NDArray[np.float32]:
+    def __getitem__(self, key: slice | Array) -> NDArray[np.float32]:
         if not isinstance(key, slice):
             key = np.asarray(key)
             key = np.flatnonzero(key) if key.dtype == bool else key
@@ -90,7 +91,7 @@ class SparseRows(StoredRows):
 
     def take(
         self,
-        indices: NDArray[Any],
+        indices: Array,
         axis: int = 0,
         out: NDArray[np.float32] | None = None,
         mode: str = "raise",
@@ -124,7 +125,7 @@ class SparseRows(StoredRows):
         ends = self.indptr[start : stop + 1]
         return self._kept(slice(int(ends[0]), int(ends[-1])), ends - ends[0])
 
-    def subset(self, rows: NDArray[Any]) -> SparseRows:
+    def subset(self, rows: Array) -> SparseRows:
         """Return a copy of some rows, still sparse."""
         _, places, counts = self._places(np.asarray(rows))
         return self._kept(places, np.concatenate([[0], np.cumsum(counts)]))
@@ -140,10 +141,10 @@ class SparseRows(StoredRows):
             out[chunk] = self[chunk]
         return out
 
-    def _kept(self, places: slice | NDArray[Any], indptr: NDArray[Any]) -> SparseRows:
+    def _kept(self, places: slice | Array, indptr: Array) -> SparseRows:
         return replace(self, data=self.data[places], indices=self.indices[places], indptr=indptr)
 
-    def _places(self, rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    def _places(self, rows: Array) -> tuple[Array, Array, Array]:
         """Return the row and the place of each value of some rows, and each row's count."""
         starts = self.indptr[:-1][rows]
         counts = self.indptr[1:][rows] - starts
@@ -198,7 +199,7 @@ def rows_of_matrix(X: Any, name: str) -> SparseRows:
     return _settled(*arrays, columns, name)
 
 
-def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> SparseRows:
+def sparse_rows(arrays: Mapping[str, Array], form: str, name: str) -> SparseRows:
     """Build a matrix from the arrays of a file in the format ``csr`` or ``csc``.
 
     Raises
@@ -228,9 +229,7 @@ def sparse_rows(arrays: Mapping[str, NDArray[Any]], form: str, name: str) -> Spa
     return _settled(data, indices, indptr, columns, name)
 
 
-def _fit_each_other(
-    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], rows: int, columns: int
-) -> bool:
+def _fit_each_other(data: Array, indices: Array, indptr: Array, rows: int, columns: int) -> bool:
     """Return whether arrays are a CSR matrix; unused room behind the last value is permitted."""
     flat = indices.ndim == indptr.ndim == data.ndim == 1
     whole = flat and indices.dtype.kind in "iu" and indptr.dtype.kind in "iu"
@@ -242,9 +241,7 @@ def _fit_each_other(
     return not len(used) or bool(0 <= used.min() <= used.max() < columns)
 
 
-def _settled(
-    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], columns: int, name: str
-) -> SparseRows:
+def _settled(data: Array, indices: Array, indptr: Array, columns: int, name: str) -> SparseRows:
     """Return rows in their one form: ascending columns, duplicates added, zeros left out."""
     end = int(indptr[-1])  # SciPy leaves room behind it
     with np.errstate(over="ignore"):  # infinite values are refused later, with their place
