@@ -53,11 +53,7 @@ class Bench:
     def rows(self) -> list[dict[str, Any]]:
         """Return the results of each schedule, with its speed relative to greedy training."""
         medians = {name: median(runs) for name, runs in self.seconds.items()}
-        greedy = [
-            candidate.name
-            for candidate in self.plan.candidates
-            if candidate.options["schedule"] == "greedy" and "split" not in candidate.options
-        ]
+        greedy = [x.name for x in self.plan.candidates if x.is_plain_greedy]
         one_core, all_cores = greedy[0], greedy[-1]
         return [
             {

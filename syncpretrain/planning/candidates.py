@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
@@ -24,6 +24,7 @@ from syncpretrain.workers.worker import PROBE_ROWS
 WORTH_IT = 0.995  # a layer takes more workers if the run then takes at most this share of its time
 DENSE_SPLITS = ("examples", "units")
 SEARCHED_EPOCHS = 12  # of a layer, while replicas are looked for: enough to separate them
+KINDS = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,11 @@ class Candidate(NamedTuple):
     bytes: int
     epochs: tuple[int, ...]
 
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether it trains one layer after the other, each on whole minibatches."""
+        return self.options["schedule"] == "greedy" and "split" not in self.options
+
 
 def candidates(task: Task, timings: Timings) -> list[Candidate]:
     """Return all candidates that the settings permit, the simplest first.
@@ -106,28 +112,27 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
         return
     delay = task.settings.delay if is_streamed else HANDOFF_DEFAULTS["minibatch"]["delay"]
     streamed = {"handoff": "minibatch", "delay": delay}
-    kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
-    single = {name: kind for name, kind in kinds.items() if kind.one_at_a_time}
     deep = len(timings.layers) > 1
     splits = ("examples", "filters", "hybrid") if task.settings.architecture else DENSE_SPLITS
-    for name, kind in kinds.items():
+    for name, kind in KINDS.items():
         blas = {"blas_threads": 1} if kind.one_at_a_time else {}
         yield f"{kind.candidate}, one core", {"schedule": name, "workers": 1, **blas}
         if kind.can_stream:
             yield "streamed, one core", {"schedule": name, **streamed, "workers": 1}
-    for name, kind in single.items() if B > 1 else ():
-        blas = {"blas_threads": B}
-        yield f"{kind.candidate}, BLAS on {B} cores", {"schedule": name, "workers": P, **blas}
+    for name, kind in KINDS.items():
+        if kind.one_at_a_time and B > 1:
+            options = {"schedule": name, "workers": P, "blas_threads": B}
+            yield f"{kind.candidate}, BLAS on {B} cores", options
     if P == 1 or task.settings.runtime == "serial":
         return
-    for name, kind in kinds.items():
+    for name, kind in KINDS.items():
         if deep and not kind.one_at_a_time:
             yield str(kind.candidate), {"schedule": name, "workers": P}
-    for name, kind in kinds.items():
+    for name, kind in KINDS.items():
         for split in splits if deep or kind.one_at_a_time else ():
             options = {"schedule": name, "workers": P, "split": split}
             yield f"{kind.shared_candidate}, {split} split", options
-    for name, kind in kinds.items():
+    for name, kind in KINDS.items():
         if deep and kind.can_stream:
             yield "streamed", {"schedule": name, **streamed, "workers": P}
             for split in splits:
@@ -157,9 +162,7 @@ def settings_with(settings: PretrainSettings, options: Mapping[str, Any]) -> Pre
         name: (value,) * depth if isinstance(getattr(settings, name), tuple) else value
         for name, value in granted(options).items()
     }
-    return msgspec.structs.replace(
-        settings, **{"group_size": None, **ASYNC_DEFAULTS, **plain, **options}
-    )
+    return replace(settings, **{"group_size": None, **ASYNC_DEFAULTS, **plain, **options})
 
 
 def _cuts(settings: PretrainSettings) -> tuple[object, ...]:
@@ -177,9 +180,7 @@ def _with_replicas(task: Task, settings: PretrainSettings, timings: Timings) -> 
     The costliest layer comes first. One that is taken before the others were given theirs is
     looked at once more.
     """
-    short = msgspec.structs.replace(
-        settings, epochs=tuple(min(n, SEARCHED_EPOCHS) for n in settings.epochs)
-    )
+    short = replace(settings, epochs=tuple(min(n, SEARCHED_EPOCHS) for n in settings.epochs))
     best = simulated(task, short, timings).seconds
     order = sorted(range(len(timings.layers)), key=lambda i: -timings.layers[i].step)
     for i in order * 2:
@@ -188,11 +189,11 @@ def _with_replicas(task: Task, settings: PretrainSettings, timings: Timings) -> 
             if size == short.replicas[i] or not (size == 1 or is_measured):
                 continue
             replicas = (*short.replicas[:i], size, *short.replicas[i + 1 :])
-            tried = msgspec.structs.replace(short, replicas=replicas, shards=replicas)
+            tried = replace(short, replicas=replicas, shards=replicas)
             seconds = simulated(task, tried, timings).seconds
             if seconds < best * (WORTH_IT if size > short.replicas[i] else 1):
                 short, best = tried, seconds
-    return msgspec.structs.replace(short, epochs=settings.epochs)
+    return replace(short, epochs=settings.epochs)
 
 
 def simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simulated:
@@ -203,7 +204,7 @@ def simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simul
     costs = [_cost(task, settings, i, layer) for i, layer in enumerate(timings.layers)]
     slots = min(workers, len(costs))
     # As if every version woke its reader: by how much versions will differ is not known.
-    waking = msgspec.structs.replace(settings, refresh_when=(ALWAYS,) * len(costs))
+    waking = replace(settings, refresh_when=(ALWAYS,) * len(costs))
     schedule = build_schedule(waking, slots=slots)
     return simulate(schedule, costs, workers=workers, replicas=settings.replicas)
 
@@ -273,18 +274,17 @@ def _candidates_on_devices(
 
     With handoff minibatch there are streams too; a stream has no shards.
     """
-    kinds = {name: kind for name, kind in SCHEDULES.items() if kind.candidate is not None}
-    workers = {name: 1 if kind.one_at_a_time else depth for name, kind in kinds.items()}
+    workers = {name: 1 if kind.one_at_a_time else depth for name, kind in KINDS.items()}
     own = {
         name: {"schedule": name, "backend": settings.backend, "workers": workers[name]}
-        for name, kind in kinds.items()
+        for name, kind in KINDS.items()
         if kind.one_at_a_time or depth > 1
     }
     for name, options in own.items():
-        yield str(kinds[name].candidate), options
+        yield str(KINDS[name].candidate), options
     for name, options in own.items() if gpus > 1 else ():
-        yield f"{kinds[name].shared_candidate}, examples split", {**options, "split": "examples"}
-    for name, kind in kinds.items() if settings.handoff == "minibatch" else ():
-        if kind.can_stream:
+        yield f"{KINDS[name].shared_candidate}, examples split", {**options, "split": "examples"}
+    for name, kind in KINDS.items():
+        if kind.can_stream and settings.handoff == "minibatch":
             streamed = {"handoff": "minibatch", "delay": settings.delay, "workers": depth}
             yield "streamed", {"schedule": name, "backend": settings.backend, **streamed}

@@ -252,11 +252,7 @@ def simplest(candidates: Sequence[Candidate]) -> Candidate:
 def limited(plan: Plan, handoff: str) -> Plan:
     """Return a plan with candidates of one hand-over alone, and plain greedy training."""
     able = [x for x in plan.candidates if x.options.get("handoff", "epoch") == handoff]
-    kept = tuple(
-        x
-        for x in plan.candidates
-        if x in able or (x.options["schedule"] == "greedy" and "split" not in x.options)
-    )
+    kept = tuple(x for x in plan.candidates if x in able or x.is_plain_greedy)
     return replace(plan, candidates=kept, choice=simplest(able))
 
 
