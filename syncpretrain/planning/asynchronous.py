@@ -131,9 +131,8 @@ def _way(stages: Sequence[AsyncStage], workers: int, replicas: int, rate: AsyncR
 
 def predict_async(task: Task, timings: Timings) -> AsyncPlan:
     """Return the predicted asynchronous runs of a task, with its settings of such runs."""
-    return predict_stages(
-        _stages(task, timings), workers=timings.workers, rate=task.settings.async_rate
-    )
+    stages, rate = _stages(task, timings), task.settings.async_rate
+    return predict_stages(stages, workers=timings.workers, rate=rate)
 
 
 def async_seconds(task: Task, timings: Timings) -> float:
@@ -153,16 +152,15 @@ def _stages(task: Task, timings: Timings) -> list[AsyncStage]:
     found = []
     for layers in [[i] for i in depth] if s.handoff == "epoch" else [list(depth)]:
         most = max(s.epochs[i] for i in layers)
-        steps = [s.push_every * timings.layers[i].step * s.epochs[i] / most for i in layers]
-        crowded = sum(
-            own * timings.layers[i].contention for own, i in zip(steps, layers, strict=True)
-        )
+        steps = {i: s.push_every * timings.layers[i].step * s.epochs[i] / most for i in layers}
+        alone = sum(steps.values())
+        crowded = sum(own * timings.layers[i].contention for i, own in steps.items())
         exchanges = [timings.exchanges[i] if timings.exchanges else Exchange() for i in layers]
         found.append(
             AsyncStage(
                 tasks=tasks * most,
-                computing=sum(steps),
-                contention=crowded / sum(steps) if sum(steps) else 1.0,
+                computing=alone,
+                contention=crowded / alone if alone else 1.0,
                 local=sum(exchange.local for exchange in exchanges),
                 server=sum(exchange.server(s.period) for exchange in exchanges),
                 rest=_others(task, timings, layers),

@@ -319,11 +319,8 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 def factors(threads: int) -> list[Factors]:
     """Return the factors of a product for each thread."""
-    random, f4 = np.random.default_rng(0).standard_normal, np.float32
-    return [
-        (random((BATCH, VISIBLE), dtype=f4), random((VISIBLE, HIDDEN), dtype=f4))
-        for _ in range(threads)
-    ]
+    draw, f4 = np.random.default_rng(0).standard_normal, np.float32
+    return [(draw((BATCH, VISIBLE), f4), draw((VISIBLE, HIDDEN), f4)) for _ in range(threads)]
 
 
 def deviation(pairs: Sequence[Factors]) -> float:

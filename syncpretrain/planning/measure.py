@@ -143,9 +143,8 @@ class _Bench:
         """
         draw = np.random.default_rng(0).random
         batch = self.settings.batch_size
-        for learner, width in zip(
-            build.build_learners(self.settings), self.settings.layers[:-1], strict=True
-        ):
+        learners = build.build_learners(self.settings)
+        for learner, width in zip(learners, self.settings.layers[:-1], strict=True):
             rows = _rows(batch, width, examples)
             self._steps.append(probes.Steps(learner, draw((rows, width), dtype=np.float32)))
         kinds = [self._kind(i) for i in range(len(self._steps))]
@@ -216,10 +215,8 @@ class _Bench:
     def _busy(self, i: int) -> probes.Probe | None:
         """Return the layer's step while others train; None if there are none."""
         depth = len(self._steps)
-        works = [
-            steps.work(rows=sample.rows)
-            for steps, sample in zip(self._steps, self._samples, strict=True)
-        ]
+        timed = zip(self._steps, self._samples, strict=True)
+        works = [steps.work(rows=sample.rows) for steps, sample in timed]
         others = [works[(i + k) % depth] for k in range(1, min(self.workers, depth))]
         return probes.beside(works[i], others, self.pool)
 
@@ -264,10 +261,8 @@ class _Bench:
 
 def _rows(batch_size: int, width: int, examples: int) -> int:
     """Return how many random rows a layer is timed on; of wide ones fewer than a minibatch has."""
-    usual = max(
-        batch_size, min(examples, max(probes.MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE))
-    )
-    return min(usual, max(1, WIDE_NUMBERS // width))
+    most = max(probes.MOST_NUMBERS // width, CHUNK_ROWS * CHUNKS_AT_ONCE)
+    return min(max(batch_size, min(examples, most)), max(1, WIDE_NUMBERS // width))
 
 
 def is_on_gpus(task: Task) -> bool:
@@ -410,9 +405,8 @@ class _DeviceBench:
                 layer = below.snapshot()
                 below.stream.synchronize()
             found.rows = len(some)
-            found.transform[1] = probes.Probe(
-                probes.transforming(layer, some, reader=learner.backend, rows=rows)
-            )
+            work = probes.transforming(layer, some, reader=learner.backend, rows=rows)
+            found.transform[1] = probes.Probe(work)
         return found
 
     def _learner(self, i: int) -> Learner:

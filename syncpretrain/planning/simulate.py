@@ -284,11 +284,9 @@ class _Run:
     handing_over: float = 0.0  # seconds of all blocks so far
 
     def begin(self, block: Block) -> None:
-        minibatches = block.last - block.first + 1
-        self.handing_over += minibatches * self.costs[block.layer - 1].handover
-        self.left[block] = sum(
-            self._seconds(block.layer - 1, n) for n in range(block.first, block.last + 1)
-        )
+        i, minibatches = block.layer - 1, range(block.first, block.last + 1)
+        self.handing_over += len(minibatches) * self.costs[i].handover
+        self.left[block] = sum(self._seconds(i, number) for number in minibatches)
 
     def advance(self) -> tuple[float, Block]:
         """Go on until the first block is done; return the seconds, and the block."""

@@ -143,9 +143,8 @@ def plan_tuning(
     if reason:
         return TuningPlan(options, None, options.replicas or 1, None, reason)
     B, steps = options.batch_size, steps_per_epoch(examples, options.batch_size)
-    stack = untrained_stack(
-        pretrain.shapes, pretrain.hidden_units, pretrain.visible_units, seed=pretrain.seed
-    )
+    units = pretrain.hidden_units, pretrain.visible_units
+    stack = untrained_stack(pretrain.shapes, *units, seed=pretrain.seed)
     train = _random_part(pretrain, options, examples)
     tuning = Finetuning(Form.of(stack), _with(_limited(shared, workers), batch_size=rows), train)
     given = {name: getattr(options, name) for name in ASYNC_DEFAULTS}

@@ -386,9 +386,8 @@ class Options(Cluster):
         if is_async:
             refuse(refused)
         schedule = "greedy" if is_async else way.schedule
-        return settings_from(
-            self.layers, schedule=schedule, handoff=way.handoff, workers=1, **self.stack
-        ).pretrain
+        own: dict[str, Any] = {"handoff": way.handoff, "workers": 1, **self.stack}
+        return settings_from(self.layers, schedule=schedule, **own).pretrain
 
     def job(self, way: Way, costs: Sequence[LayerCosts]) -> Job:
         """Return the job of a way to train.
