@@ -62,6 +62,7 @@ from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 Judge = Callable[[Any], Matrix]  # opinions on rows, of shape (n_rows, classes or numbers)
 Member = Callable[[Any, Targets, int], Judge]  # learns from examples, targets and in some steps
+Loss = Callable[[Matrix], tuple[float, Matrix]]  # of members' weights, with its slopes
 
 PARTS = 3  # of the labels, each left out once
 MANY_TRIED = 3000  # targets and more: one part tells the weights, and a network learns longer
@@ -133,9 +134,7 @@ class ForClasses:
             return []
         return list(StratifiedKFold(PARTS, shuffle=True, random_state=seed).split(y, y))
 
-    def loss(
-        self, opinions: Matrix, y: NDArray[Any], counts: Matrix
-    ) -> Callable[[Matrix], tuple[float, Matrix]]:
+    def loss(self, opinions: Matrix, y: NDArray[Any], counts: Matrix) -> Loss:
         """Return the function of the members' weights that is to be small, with its slopes.
 
         Minus the sum of the logarithms of the probabilities of given classes in the pool, each
@@ -214,9 +213,7 @@ class ForNumbers:
             return []
         return list(KFold(PARTS, shuffle=True, random_state=seed).split(y))
 
-    def loss(
-        self, opinions: Matrix, y: NDArray[Any], counts: Matrix
-    ) -> Callable[[Matrix], tuple[float, Matrix]]:
+    def loss(self, opinions: Matrix, y: NDArray[Any], counts: Matrix) -> Loss:
         """Return the function of the members' weights that is to be small, with its slopes.
 
         Minus the logarithm of the likelihood of given numbers, each times its count, with normal
@@ -524,9 +521,7 @@ def asked(
     return kind.answers(pooled), shares
 
 
-def best_weights(
-    kind: Asked, opinions: Matrix, y: NDArray[Any], own: Matrix | None = None
-) -> NDArray[np.float64]:
+def best_weights(kind: Asked, opinions: Matrix, y: Matrix, own: Matrix | None = None) -> Matrix:
     """Return the weights of members, none below 0, with the least loss, drawn to equal ones.
 
     Parameters
@@ -547,7 +542,5 @@ def best_weights(
         return value + kind.pull * float(apart @ apart), slopes + 2 * kind.pull * apart
 
     bounds = [(0, None)] * len(equal)
-    found: NDArray[np.float64] = minimize(
-        pulled, equal, jac=True, method="L-BFGS-B", bounds=bounds
-    ).x
+    found: Matrix = minimize(pulled, equal, jac=True, method="L-BFGS-B", bounds=bounds).x
     return found

@@ -23,10 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from syncpretrain.data.blocks import chunks
 from syncpretrain.data.facts import facts_of, look_like_counts
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.settings.by_data import (
-    BATCH_SHARE,
-    FEW_LABELS,
-)
+from syncpretrain.settings.by_data import BATCH_SHARE, FEW_LABELS
 from syncpretrain.settings.fields import PER_LAYER
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.sklearn.passes import Matrix
@@ -100,9 +97,7 @@ def shared_range(X: Any) -> Scaling | None:
     return _shared_scaling(X, np.clip(low, *inner), np.clip(high, *inner), *inner)
 
 
-def _shared_scaling(
-    X: Any, low: NDArray[Any], high: NDArray[Any], least: float, most: float
-) -> Scaling | None:
+def _shared_scaling(X: Any, low: Matrix, high: Matrix, least: float, most: float) -> Scaling | None:
     """Return the scaling of columns with smallest values low and largest values high, or None."""
     if most - least > MOST_RANGE:
         return None
@@ -238,9 +233,7 @@ def are_measurements(examples: Any, visible_units: str) -> bool:
 
 def standardizer(X: Any) -> Pipeline:
     """Return a fitted pipeline that fills missing values in and standardizes the columns of X."""
-    columns = make_pipeline(
-        SimpleImputer(keep_empty_features=True),
-        StandardScaler(with_mean=not hasattr(X, "toarray")),
-    )
+    scaler = StandardScaler(with_mean=not hasattr(X, "toarray"))
+    columns = make_pipeline(SimpleImputer(keep_empty_features=True), scaler)
     # Sparse rows permit no other container, whatever the user has set.
     return columns.set_output(transform="default").fit(X)

@@ -25,6 +25,7 @@ from syncpretrain.models.scores import row_energies
 from syncpretrain.models.stack import Stack
 
 Matrix = NDArray[Any]  # float32 or float64
+Pass = Callable[[Stack, Matrix], Matrix]  # what rows become, by a stack with float64 parameters
 ROWS_TOGETHER = 96  # divisible by the usual numbers of threads: BLAS divides rows among threads
 NARROW, MOST_TIMES = 512, 16  # stacks narrower than 512 units take up to 16 times as many rows
 DOUBLE = np.dtype(np.float64)
@@ -154,12 +155,7 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     return _by_rows(as_meant(stack, X), stack, own_energies)
 
 
-def _by_rows(
-    X: Matrix,
-    stack: Stack,
-    function: Callable[[Stack, Matrix], Matrix],
-    dtype: np.dtype[Any] = DOUBLE,
-) -> Matrix:
+def _by_rows(X: Matrix, stack: Stack, function: Pass, dtype: np.dtype[Any] = DOUBLE) -> Matrix:
     parts = [part.astype(dtype, copy=False) for part in _parts(X, stack, function)]
     return np.concatenate(parts)
 
@@ -180,9 +176,7 @@ def as_meant(stack: Stack, X: Matrix) -> Matrix:
     return read[:] if isinstance(read, SparseRows) else read
 
 
-def _parts(
-    X: Matrix, stack: Stack, function: Callable[[Stack, Matrix], Matrix]
-) -> Iterator[Matrix]:
+def _parts(X: Matrix, stack: Stack, function: Pass) -> Iterator[Matrix]:
     """Apply a function to a few rows at a time, in float64; yield its results."""
     own = _in_doubles(stack)
     widest = max(stack.widths)

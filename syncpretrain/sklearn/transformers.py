@@ -62,9 +62,8 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         rows: Matrix = rows_for(self, X, reset=not begun)
         if getattr(self, "_online", None) is None:
             options = self._pretraining(rows, self._seed())
-            self._online = OnlineStack(
-                training_rows(rows), self.stack_ if begun else None, **options
-            )
+            before = self.stack_ if begun else None
+            self._online = OnlineStack(training_rows(rows), before, **options)
         assert self._online is not None
         names = getattr(self, "feature_names_in_", ())
         self.stack_ = of_numbers(self._online.train(training_rows(rows, self._online.stack), names))
