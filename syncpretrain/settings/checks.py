@@ -337,12 +337,8 @@ def check_async_pretraining(settings: fields.PretrainFields) -> None:
     SettingsError
         Naming the setting.
     """
-    fields.check_async(
-        settings,
-        schedule=settings.schedule,
-        runtime=settings.runtime,
-        has_momentum=any(text.strip("0.") for text in settings.momentum),
-    )
+    has_momentum = any(text.strip("0.") for text in settings.momentum)
+    fields.check_async(settings, has_momentum=has_momentum)
     _check_exchange(settings)
     if settings.schedule != ASYNC:
         return

@@ -651,15 +651,13 @@ def refuse(refused: Mapping[str, object], *, prefix: str = "") -> None:
         raise SettingsError(f"{prefix}{text}")
 
 
-def check_async(
-    fields: AsyncFields, *, schedule: str, runtime: str, has_momentum: bool, prefix: str = ""
-) -> None:
+def check_async(settings: Any, *, has_momentum: bool, prefix: str = "") -> None:
     """Refuse settings that an asynchronous schedule lacks, and settings that only it has.
 
     Parameters
     ----------
-    fields : AsyncFields
-    schedule, runtime : str
+    settings : AsyncFields
+        Settings that have a schedule and a runtime too.
     has_momentum : bool
         True if a local step depends on more than its own gradient.
     prefix : str
@@ -670,31 +668,32 @@ def check_async(
     SettingsError
         Naming the setting.
     """
+    schedule, runtime = settings.schedule, settings.runtime
     if schedule != ASYNC:
         for name, default in ASYNC_DEFAULTS.items():
-            value = getattr(fields, name)
+            value = getattr(settings, name)
             if value != default:
                 raise SettingsError(
                     f"{prefix}{name}: got {value} with schedule {schedule}, expected none; take"
                     f" {prefix}schedule {ASYNC}"
                 )
         return
-    strength, fetches = fields.delay_compensation, fields.fetch_every
-    steps, in_turns = max(fields.push_every, fetches or 1), runtime == "serial"
-    name = "push_every" if fields.push_every > 1 else "fetch_every"
+    strength, fetches = settings.delay_compensation, settings.fetch_every
+    steps, in_turns = max(settings.push_every, fetches or 1), runtime == "serial"
+    name = "push_every" if settings.push_every > 1 else "fetch_every"
     other = f"{name} above 1" if steps > 1 else "momentum"
-    is_simulated = fields.simulate_staleness is not None
+    is_simulated = settings.simulate_staleness is not None
     refused = {
-        f"fetch_every: got {fetches} with push_every {fields.push_every}, expected a multiple of"
-        " it; what was not pushed would be lost at a fetch": (fetches or 0) % fields.push_every,
+        f"fetch_every: got {fetches} with push_every {settings.push_every}, expected a multiple of"
+        " it; what was not pushed would be lost at a fetch": (fetches or 0) % settings.push_every,
         f"delay_compensation: got {strength:g} with {other}, expected plain steps along one"
         " gradient, of fetched parameters; take push_every and fetch_every 1, and sgd without"
         " momentum": strength and (steps > 1 or has_momentum),
         "trim_replicas: got it with runtime serial, whose replicas take turns; take"
-        f" {prefix}runtime threads or processes": fields.trim_replicas and in_turns,
-        f"servers: got {fields.servers} with runtime serial, whose replicas take turns, expected"
-        f" 1; take {prefix}runtime threads or processes": fields.servers > 1 and in_turns,
-        f"simulate_staleness: got {fields.simulate_staleness} with runtime {runtime}, where it is"
+        f" {prefix}runtime threads or processes": settings.trim_replicas and in_turns,
+        f"servers: got {settings.servers} with runtime serial, whose replicas take turns, expected"
+        f" 1; take {prefix}runtime threads or processes": settings.servers > 1 and in_turns,
+        f"simulate_staleness: got {settings.simulate_staleness} with runtime {runtime}, where it is"
         f" what it is; take {prefix}runtime serial": is_simulated and not in_turns,
     }
     refuse(refused, prefix=prefix)

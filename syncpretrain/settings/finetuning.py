@@ -206,13 +206,8 @@ class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
 
     def _check_schedule(self) -> None:
         """Refuse settings that asynchronous fine-tuning lacks, and settings that only it has."""
-        fields.check_async(
-            self,
-            schedule=self.schedule,
-            runtime=self.runtime,
-            has_momentum=bool(self.momentum) or self.optimizer != "sgd",
-            prefix=PREFIX,
-        )
+        has_momentum = bool(self.momentum) or self.optimizer != "sgd"
+        fields.check_async(self, has_momentum=has_momentum, prefix=PREFIX)
         if self.schedule != ASYNC:
             self._check_synchronous()
             return
