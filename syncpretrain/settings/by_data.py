@@ -144,8 +144,7 @@ def pretrain_by_data(
     if "batch_size" not in given:
         found["batch_size"] = batch = _batch(facts.rows, settings.batch_size, shards)
     if "epochs" not in given:
-        usual = PER_LAYER["epochs"]
-        epochs = _epochs(facts.rows, batch, usual, settings.shapes)
+        epochs = _epochs(facts.rows, batch, PER_LAYER["epochs"], settings.shapes)
         found["epochs"] = [epochs] * len(settings.epochs)
     return _changed(settings, found)
 

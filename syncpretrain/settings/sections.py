@@ -292,14 +292,10 @@ def write_settings(settings: Settings, path: Path) -> None:
 
 def settings_text(settings: Settings) -> str:
     """Return every setting that is not None or empty as TOML."""
-    sections = {
-        section: {
-            name: values[name]
-            for name in fields.names_of(type(getattr(settings, section)))
-            if values[name] not in (None, "")
-        }
-        for section, values in msgspec.to_builtins(settings).items()
-    }
+    sections = {}
+    for section, values in msgspec.to_builtins(settings).items():
+        names = fields.names_of(type(getattr(settings, section)))
+        sections[section] = {name: values[name] for name in names if values[name] not in (None, "")}
     return msgspec.toml.encode(sections).decode()
 
 
