@@ -78,9 +78,6 @@ class NamedData(msgspec.Struct, frozen=True):
         return [file.url] if file.url else [f"{folder}{file.name}" for folder in self.addresses]
 
 
-CATALOGUE = {
-    named.name: named
-    for named in msgspec.toml.decode(
-        Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[NamedData, ...]]
-    )["data"]
-}
+_WRITTEN = Path(__file__).with_suffix(".toml").read_bytes()
+_SETS = msgspec.toml.decode(_WRITTEN, type=dict[str, tuple[NamedData, ...]])["data"]
+CATALOGUE = {named.name: named for named in _SETS}

@@ -114,6 +114,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
     head = check_file(path)
     suffix = path.suffix.lower()
     unpacked = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
+    is_named_idx = path.name.lower().endswith("ubyte") or suffix.startswith(".idx")
     if unpacked in CSV_SUFFIXES:
         return _of_table(read_csv_table(path, wanted.known_names), wanted)
     if unpacked in FASTA_SUFFIXES:
@@ -132,7 +133,7 @@ def read_rows(path: str | os.PathLike[str], wanted: Wanted) -> Rows:
         return rows._replace(test=_checked(test, path, own))
     if suffix == ".npy":
         X = map_npy(path)
-    elif array_formats.is_idx(head) or head[:2] == array_formats.GZIP_MAGIC or _named_idx(path):
+    elif array_formats.is_idx(head) or head[:2] == array_formats.GZIP_MAGIC or is_named_idx:
         X = array_formats.read_idx(path)
     else:
         expected = f"{FORMATS}, or a folder of images"
@@ -303,10 +304,6 @@ def check_file(path: Path) -> bytes:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: cannot be read: {array_formats.reason_of(error)}") from error
-
-
-def _named_idx(path: Path) -> bool:
-    return path.name.lower().endswith("ubyte") or path.suffix.lower().startswith(".idx")
 
 
 def map_npy(path: Path) -> NDArray[Any]:
