@@ -266,10 +266,8 @@ def _gpu() -> Finding:
         facts["unreadable"] = unreadable_pairs(cupy)
         advice = (
             "Give each layer one GPU, without --replicas: some cannot read each other's memory."
-            if facts["unreadable"]
-            else ""
         )
-        return Finding("gpu", "ok", found, advice, facts)
+        return Finding("gpu", "ok", found, advice if facts["unreadable"] else "", facts)
     found = f"CuPy {cupy.__version__} is installed, but finds no GPU"
     advice = "Install NVIDIA's driver and see that nvidia-smi lists the GPU, or train on the CPU."
     return Finding("gpu", "warning", found, advice, facts)

@@ -356,14 +356,8 @@ def costs_together(timings: Timings, *, batch_size: int) -> list[LayerCosts]:
             for (split, n), by_size in layer.sharded.items()
             if split in SPLITS
         ]
-        found.append(
-            msgspec.structs.replace(
-                cost,
-                crowding=(layer.contention - 1) / others,
-                shared=tuple(shared),
-                handover=timings.handover,
-            )
-        )
+        own = {"crowding": (layer.contention - 1) / others, "handover": timings.handover}
+        found.append(msgspec.structs.replace(cost, shared=tuple(shared), **own))
     return found
 
 
