@@ -227,13 +227,14 @@ def _print_outcome(outcome: Outcome) -> None:
     """Print one fine-tuned stack's result on stderr."""
     labels = "" if outcome.labels is None else f"  {outcome.labels:,} labels"
     test = number(outcome.test, None if outcome.labels is None else " % wrong")
-    seconds = (
-        f"pretrain {outcome.pretrain_seconds:.1f} s, finetune {outcome.finetune_seconds:.1f} s"
-    )
+    pretrain, finetune = outcome.pretrain_seconds, outcome.finetune_seconds
+    seconds = f"pretrain {pretrain:.1f} s, finetune {finetune:.1f} s"
+    _tell(f"seed {outcome.seed}  {outcome.start}{labels}  test {test}  {seconds}")
+
+
+def _tell(text: str) -> None:
     with suppress(OSError):  # a log on a full disk
-        click.echo(
-            f"seed {outcome.seed}  {outcome.start}{labels}  test {test}  {seconds}", err=True
-        )
+        click.echo(text, err=True)
 
 
 def _report(
@@ -309,5 +310,4 @@ def _write_unfinished(
         text = f"{len(outcomes)} results so far are in {out / TABLE_NAME}"
     except OSError as error:
         text = f"warning: {unwritten(out, error)}"
-    with suppress(OSError):
-        click.echo(text, err=True)
+    _tell(text)

@@ -121,27 +121,22 @@ def _tuned(
     SettingsError
         If fine-tuning is to run on a GPU, where it is not predicted.
     """
-    if settings.finetune.objective == "none":
+    pretrain, finetune = settings.pretrain, settings.finetune
+    if finetune.objective == "none":
         return None
-    if settings.pretrain.backend.startswith("cupy"):
+    if pretrain.backend.startswith("cupy"):
         raise SettingsError(
-            f"finetune: got {settings.finetune.objective} with backend"
-            f" {settings.pretrain.backend}, expected none: fine-tuning is predicted on the CPU"
-            " alone; train --dry-run times some minibatches of it"
+            f"finetune: got {finetune.objective} with backend {pretrain.backend}, expected none:"
+            " fine-tuning is predicted on the CPU alone; train --dry-run times some minibatches of"
+            " it"
         )
     from syncpretrain.parallel.blas import usable_cores
     from syncpretrain.planning.measure import check_measuring
     from syncpretrain.planning.tuning import plan_tuning
 
-    workers = workers or settings.pretrain.workers or usable_cores()
-    check_measuring(settings.pretrain, workers=workers)
-    return plan_tuning(
-        settings.pretrain,
-        settings.finetune,
-        workers=workers,
-        examples=examples,
-        seconds=seconds / 2,
-    )
+    workers = workers or pretrain.workers or usable_cores()
+    check_measuring(pretrain, workers=workers)
+    return plan_tuning(pretrain, finetune, workers=workers, examples=examples, seconds=seconds / 2)
 
 
 def _train_command(

@@ -175,11 +175,8 @@ def _folder_of(ctx: click.Context, run: str) -> Path:
 def _is_wanted(
     run: ShelvedRun, states: tuple[str, ...], schedule: str | None, data: str | None
 ) -> bool:
-    return (
-        (not states or run.state in states)
-        and (schedule is None or schedule in run.schedule)
-        and (data is None or data in run.data)
-    )
+    is_named_so = (schedule or "") in run.schedule and (data or "") in run.data
+    return is_named_so and (not states or run.state in states)
 
 
 def _print_table(runs: list[ShelvedRun], folder: Path) -> None:

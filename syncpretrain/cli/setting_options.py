@@ -13,17 +13,11 @@ import msgspec
 from syncpretrain.cli.shared import DATA, epoch_counts, floats, integers, momentums, words
 from syncpretrain.errors import SettingsError
 from syncpretrain.schedule.kinds import ASYNC, schedule_kind
-from syncpretrain.settings import (
-    Settings,
-    fields,
-    names_in,
-    preset_path,
-    read_settings,
-    settings_from,
-)
+from syncpretrain.settings import Settings, fields, read_settings, settings_from
 from syncpretrain.settings.architecture import MAX_UNITS, architecture_of
 from syncpretrain.settings.by_data import Given
 from syncpretrain.settings.checks import check_blas_threads
+from syncpretrain.settings.sections import names_in, preset_path
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset

@@ -30,16 +30,9 @@ from syncpretrain.events import Notice, Observer
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, check_folder, not_a_run
 from syncpretrain.schedule.kinds import Reads
-from syncpretrain.settings import (
-    ELSEWHERE,
-    PretrainSettings,
-    Settings,
-    off_ranks,
-    read_settings,
-    replaced,
-)
+from syncpretrain.settings import PretrainSettings, Settings, read_settings, replaced
 from syncpretrain.settings.by_data import Given
-from syncpretrain.settings.sections import settings_text
+from syncpretrain.settings.sections import ELSEWHERE, off_ranks, settings_text
 
 if TYPE_CHECKING:
     from syncpretrain.data.dataset import Dataset
@@ -290,9 +283,8 @@ def _dry_run_text(found: DryRun, data: Dataset) -> str:
     if found.placement is not None:
         lines.insert(-1, found.placement)
     if tuned.objective != "none":
-        lines.append(
-            f"fine-tuning, {counted(tuned.epochs, 'epoch')}: {_seconds(found.finetune_seconds)}"
-        )
+        passes = counted(tuned.epochs, "epoch")
+        lines.append(f"fine-tuning, {passes}: {_seconds(found.finetune_seconds)}")
     lines.append(f"the whole run: {_seconds(found.seconds)}")
     if found.reason:
         lines.append(f"not predicted: {found.reason}")
