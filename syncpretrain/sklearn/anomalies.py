@@ -110,10 +110,8 @@ class StackAnomalyDetector(OutlierMixin, StackEstimator):
         """
         if self.by not in MODEL_OF_SCORE:
             raise SettingsError(f"by: got {self.by!r}, expected {' or '.join(MODEL_OF_SCORE)}")
-        if (
-            not isinstance(self.contamination, (int, float, np.number))
-            or not 0 < self.contamination <= 0.5
-        ):
+        is_number = isinstance(self.contamination, (int, float, np.number))
+        if not is_number or not 0 < self.contamination <= 0.5:
             raise SettingsError(
                 f"contamination: got {self.contamination!r}, expected a share above 0 and of at"
                 " most 0.5"

@@ -144,13 +144,8 @@ class StackEstimator(BaseEstimator):
         }
         own = {name: value for name, value in wanted.items() if value is not None}
         options.setdefault("observers", self._observers())
-        return finetune(
-            stack,
-            training_rows(X, stack),
-            y,
-            seed=seed,
-            **(own | options | self._extra_settings(tuning=True)),
-        )
+        tuning = own | options | self._extra_settings(tuning=True)
+        return finetune(stack, training_rows(X, stack), y, seed=seed, **tuning)
 
     def _widths(self, columns: int) -> list[int]:
         """Return the units of each layer of a stack for a number of columns."""
@@ -209,13 +204,6 @@ class StackEstimator(BaseEstimator):
 
     def _observers(self) -> list[Observer]:
         return [PlainProgress(Console(), thinned=self.verbose == 1)] if self.verbose else []
-
-    def _check_width(self, stack: Stack, X: Matrix, name: str) -> None:
-        if stack.widths[0] != X.shape[1]:
-            raise DataError(
-                f"{name}: got a stack for {stack.widths[0]} columns, expected one for the"
-                f" {X.shape[1]} of X"
-            )
 
     @staticmethod
     def _trains(epochs: Any) -> bool:

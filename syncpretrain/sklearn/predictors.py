@@ -46,6 +46,7 @@ from syncpretrain.sklearn.passes import Matrix, outputs_of
 
 ClassifierT = TypeVar("ClassifierT", bound="DBNClassifier")
 RegressorT = TypeVar("RegressorT", bound="DBNRegressor")
+Doubles = NDArray[np.float64]
 MANY_UNITS, FEW_UNITS = 256, 64
 FEW_CLASSES = 20
 FEW_TARGETS_UNITS = 128  # of each of two rectified layers with few targets
@@ -77,7 +78,11 @@ class StackPredictor(StackEstimator):
         if not isinstance(given, Stack):
             given = given if hasattr(given, "stack_") else clone(given).fit(X)
         stack: Stack = given if isinstance(given, Stack) else given.stack_
-        self._check_width(stack, X, "pretrained")
+        if stack.widths[0] != X.shape[1]:
+            raise DataError(
+                f"pretrained: got a stack for {stack.widths[0]} columns, expected one for the"
+                f" {X.shape[1]} of X"
+            )
         return stack
 
     def _suited(self, X: Matrix, targets: Targets) -> dict[str, Any]:
@@ -85,15 +90,17 @@ class StackPredictor(StackEstimator):
 
         Return none if the user gave settings: these may not go together with the ones chosen here.
         """
-        given = (self.learning_rate, self.finetune_epochs)
-        is_free = not self.settings and all(value is None for value in given)
+        is_free = self._leaves_open("learning_rate", "finetune_epochs")
         if not is_free or len(targets.weighted().rows) < choices.MANY_LABELS:
             return {}
-        if not choices.are_measurements(training_rows(X), self.visible_units):
-            return {}
-        if self._scaling(X) is not None:
+        are_measured = choices.are_measurements(training_rows(X), self.visible_units)
+        if not are_measured or self._scaling(X) is not None:
             return {}
         return {"hidden_units": ["relu"] * len(self._widths(X.shape[1]))}
+
+    def _leaves_open(self, *names: str) -> bool:
+        """Return whether the user gave neither these parameters nor any settings."""
+        return not self.settings and all(getattr(self, name) is None for name in names)
 
     def _scaling(self, X: Matrix) -> Scaling | None:
         """Return the scaling of columns to [0, 1] for binary units, if there is one."""
@@ -135,8 +142,7 @@ class StackPredictor(StackEstimator):
         It is asked where that suits the number of targets, unless the user has asked for a training
         of another kind or X, as it is scaled, has counts of words, which RBMs alone read.
         """
-        asked = (self.pretrained, self.epochs, self.learning_rate, self.finetune_epochs)
-        is_free = not self.settings and all(value is None for value in asked)
+        is_free = self._leaves_open("pretrained", "epochs", "learning_rate", "finetune_epochs")
         if not is_free or not choices.are_for_committee(X.shape, targets, outputs):
             return False
         if self.visible_units != "auto":
@@ -149,7 +155,8 @@ class StackPredictor(StackEstimator):
 
     def _taught(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
         """Return a stack that has learned from a committee."""
-        are_few = choices.are_few(X.shape[0], len(targets.rows))
+        count = len(targets.rows)
+        are_few = choices.are_few(X.shape[0], count)
         if are_few:
             X, targets = committee.rows_to_learn(X, targets, seed)
         rows = X if are_few else committee.with_mixed_rows(X, seed)
@@ -172,9 +179,7 @@ class StackPredictor(StackEstimator):
         seen, _ = self._seen(X)
         # RBMs learn what zeros and ones have in common, and little of a few measurements.
         if choices.are_bits(np.nan_to_num(seen) if has_missing(seen) else seen):
-            members["rbms"] = member(
-                self._pretrained_for(X, len(targets.rows), seed, blas_threads=1)
-            )
+            members["rbms"] = member(self._pretrained_for(X, count, seed, blas_threads=1))
         cores = core_limit(self.workers) or usable_cores()
         members |= committee.models(kind, X, seed, cores)
         about, threads = partial(tell, self._observers()), partial(at_once, cores)
@@ -187,7 +192,7 @@ class StackPredictor(StackEstimator):
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in self.teachers_.items())
         about(f"the network learns from the committee: {weights}")
         learner = partial(finetuned, network)
-        steps = None if are_few else committee.steps_for(kind, len(targets.rows))
+        steps = None if are_few else committee.steps_for(kind, count)
         return committee.learned(kind, learner, rows, answers, self.batch_size, steps=steps)
 
     def _train(self, X: Matrix, targets: Targets, objective: str) -> None:
@@ -451,7 +456,7 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         check_is_fitted(self)
         # Outputs get the precision of the rows.
         outputs = outputs_of(replace(self.stack_, head=self._head), self._rows(X, reset=False))
-        numbers: NDArray[np.float64] = outputs * self.target_scale_ + self.target_mean_
+        numbers: Doubles = outputs * self.target_scale_ + self.target_mean_
         return numbers[:, 0] if self._one_dimensional else numbers
 
 
@@ -582,9 +587,7 @@ def numbers_of_rows(y: Any, X: NDArray[Any]) -> tuple[Targets, int]:
     return Targets(rows, values[rows]), dimensions
 
 
-def weights_of(
-    sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]
-) -> NDArray[np.float64] | None:
+def weights_of(sample_weight: Any, X: NDArray[Any], rows: NDArray[np.intp]) -> Doubles | None:
     """Return the weights of some rows, at most 1, or None without weights.
 
     Raises
@@ -594,13 +597,13 @@ def weights_of(
     """
     if sample_weight is None:
         return None
-    weights: NDArray[np.float64] = _check_sample_weight(
+    weights: Doubles = _check_sample_weight(
         sample_weight, X, dtype=np.float64, ensure_non_negative=True
     )
     return relative(weights[rows], "sample_weight")
 
 
-def relative(weights: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+def relative(weights: Doubles, name: str) -> Doubles:
     """Return weights divided by a power of two, so that the largest is at most 1.
 
     Sums and products of the weights stay finite, and ratios stay the same to the last bit.
@@ -618,13 +621,11 @@ def relative(weights: NDArray[np.float64], name: str) -> NDArray[np.float64]:
             f"{name}: got 0 for every row with a target, expected some above 0; leave it out to"
             " count all rows alike"
         )
-    scaled: NDArray[np.float64] = np.ldexp(weights, -np.frexp(largest)[1])
+    scaled: Doubles = np.ldexp(weights, -np.frexp(largest)[1])
     return scaled
 
 
-def mean_and_spread(
-    values: NDArray[np.float64], weights: NDArray[np.float64] | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def mean_and_spread(values: Doubles, weights: Doubles | None) -> tuple[Doubles, Doubles]:
     """Return the mean and the standard deviation of each column; 1 in place of a deviation of 0.
 
     Raises
