@@ -43,8 +43,18 @@ if TYPE_CHECKING:
 GIGABYTE = 1e9
 # Options that a replay takes from the recorded run.
 RECORDED = (
-    *("config", "model", "early_stopping", "layers", "hidden", "schedule", "pace"),
-    *("epochs", "settle", "refresh_epochs", "refresh_when", "finish"),
+    "config",
+    "model",
+    "early_stopping",
+    "layers",
+    "hidden",
+    "schedule",
+    "pace",
+    "epochs",
+    "settle",
+    "refresh_epochs",
+    "refresh_when",
+    "finish",
 )
 
 
