@@ -13,7 +13,7 @@ from syncpretrain.kernels.conditions import conditions_of, impose
 from syncpretrain.kernels.contrastive_divergence import FixedDraws
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.first_layers import first_layer
-from syncpretrain.rng import Purpose
+from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings.fields import LayerSettings
 from syncpretrain.shapes import DenseShape
 
@@ -78,12 +78,15 @@ class BaseAutoencoder(Learner):
 
     def _corrupt(self, x: Array, epoch: int, step: int, *, out: Array) -> None:
         np.copyto(out, x)
+        self.corrupt(out, self.address(Purpose.CORRUPTION, epoch, step))
+
+    def corrupt(self, x: Array, address: Address) -> None:
+        """Put noise on rows of x, in place, if the settings have a corruption."""
         if self.settings.corruption is not None:
-            address = self.address(Purpose.CORRUPTION, epoch, step)
             is_fixed = self.precision.name == "own"
             draws = FixedDraws(address) if is_fixed else self.backend.generator(address)
             kind, amount = self.settings.corruption
-            corrupt(out, kind, amount, draws, self.settings.limits)
+            corrupt(x, kind, amount, draws, self.settings.limits)
 
     @abstractmethod
     def _encode(self, z: Array, *, out: Array) -> None:

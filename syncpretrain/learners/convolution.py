@@ -22,7 +22,7 @@ import numpy as np
 from syncpretrain.kernels import convolution as kernels
 from syncpretrain.kernels.activations import means, times_derivative
 from syncpretrain.kernels.arrays import Array, Rows, ordered_sum, slices_of
-from syncpretrain.kernels.backprop import corrupt, output_delta, squared_error
+from syncpretrain.kernels.backprop import output_delta, squared_error
 from syncpretrain.kernels.contrastive_divergence import draw_noise, sample_states
 from syncpretrain.kernels.dispatch import multiply
 from syncpretrain.kernels.program import Phase, PhaseRunner, in_turn
@@ -445,11 +445,8 @@ class AutoencoderByFilters(ByFilters):
         learner, own, (z, _) = self.learner, self._own_rows(shard), self._halves(self._stacked)
         learner.backend.gather(self._X, self._rows[own], out=self._x[own])
         np.copyto(z[own], self._x[own])
-        settings = learner.settings
-        if settings.corruption is not None and own.start < own.stop:
-            draws = learner.backend.generator(self._address(Purpose.CORRUPTION, shard))
-            kind, amount = settings.corruption
-            corrupt(z[own], kind, amount, draws, settings.limits)
+        if own.start < own.stop:
+            learner.corrupt(z[own], self._address(Purpose.CORRUPTION, shard))
 
     def _encode(self, shard: int) -> None:
         """Find a shard's filters of the code."""

@@ -127,6 +127,7 @@ def test_the_picture_is_a_png(drawn, call, tmp_path):
         (("--costs", "1,2,3"), "--costs: got those of 3 layers, expected 2"),
         (("--costs", "nowhere.json"), "--costs: nowhere.json: "),
         (("--bandwidth", "1e-300b/s"), "--bandwidth: got '1e-300b/s', expected bits or bytes"),
+        (("--bandwidth", "1e308Tb/s"), "--bandwidth: got '1e308Tb/s', expected bits or bytes"),
         (("--latency", "1e300s"), "--latency: got '1e300s', expected a time"),
         (("--batch-size", "201"), "--batch-size: got 201, expected at most 200, the examples"),
         (("--schedule", "greedy", "--servers", "2"), "--servers: got 2 with schedule greedy"),

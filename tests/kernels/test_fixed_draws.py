@@ -7,6 +7,8 @@ import pytest
 from compiledproducts import COMPILED, digest
 from compiledproducts import FLOAT32_FORMS as FORMS
 
+from syncpretrain import pretrain
+from syncpretrain.backends.base import Backend
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import corrupt
@@ -123,3 +125,21 @@ def test_the_environment_chooses_the_vectors(wanted, monkeypatch):
     monkeypatch.setenv(native.VECTORS_VARIABLE, wanted)
     native._keep_vectors(native.extension)
     assert native.extension.float32_forms()[0] == wanted
+
+
+@pytest.mark.parametrize("own", [{}, {"split": "filters", "shards": (2, 1)}])
+def test_noise_for_own_products_is_never_numpys(own, monkeypatch):
+    asked = []
+    draw = Backend.generator
+
+    def generator(self, address):
+        asked.append(address.purpose)
+        return draw(self, address)
+
+    monkeypatch.setattr(Backend, "generator", generator)
+    X = np.random.default_rng(0).random((20, 16), dtype=np.float32)
+    stack = {"layers": "1x4x4,conv:4x2,5", "model": "denoising", "corruption": "gaussian:0.1"}
+    for products in ("own", "blas"):
+        asked.clear()
+        pretrain(X, **stack, products=products, epochs=1, schedule="greedy", warn=False, **own)
+        assert (Purpose.CORRUPTION in asked) == (products == "blas")

@@ -309,14 +309,15 @@ def bandwidth_from(text: str) -> float:
     found = re.fullmatch(rf"{NUMBER}\s*([kMGT]?)(b|B)(?:/s|ps)", text.strip())
     if text.strip() == "inf":
         return math.inf
-    number = float(found[1]) if found else math.inf
-    bits = BITS_A_BYTE if found is not None and found[3] == "B" else 1
-    if found is None or math.isinf(number) or number * PREFIXES[found[2]] * bits < 1:
+    bits = math.inf
+    if found is not None:
+        bits = float(found[1]) * PREFIXES[found[2]] * (BITS_A_BYTE if found[3] == "B" else 1)
+    if not 1 <= bits < math.inf:
         raise SettingsError(
             f"bandwidth: got {text!r}, expected bits or bytes a second, such as 10Gb/s or 1.2GB/s,"
             " or inf; at least 1b/s"
         )
-    return number * PREFIXES[found[2]] * bits / BITS_A_BYTE
+    return bits / BITS_A_BYTE
 
 
 def latency_from(text: str) -> float:
