@@ -334,7 +334,13 @@ def vocabulary(documents: Sequence[Counter[str]]) -> dict[str, int]:
 
 
 def _word_counts(documents: Iterable[Counter[str]], words: dict[str, int]) -> SparseRows:
-    rows = [sorted((words[x], n) for x, n in own.items() if x in words) for own in documents]
-    columns, counts = np.array([pair for row in rows for pair in row]).reshape(-1, 2).T
-    ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return SparseRows(counts.astype(np.float32), columns.astype(np.int32), ends, len(words))
+    data: list[int] = []
+    indices: list[int] = []
+    ends = [0]
+    for counts in documents:
+        own = sorted((words[word], n) for word, n in counts.items() if word in words)
+        indices += [column for column, _ in own]
+        data += [n for _, n in own]
+        ends.append(len(data))
+    values, columns = np.array(data, dtype=np.float32), np.array(indices, dtype=np.int32)
+    return SparseRows(values, columns, np.array(ends, dtype=np.int64), len(words))
