@@ -21,8 +21,7 @@ import numpy as np
 from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Affine, Link
-from syncpretrain.kernels.activations import SMALLEST_VARIANCE, means
-from syncpretrain.kernels.arrays import Array
+from syncpretrain.kernels.activations import SMALLEST_VARIANCE, means, product
 from syncpretrain.kernels.backprop import Pair
 from syncpretrain.shapes import ConvolutionShape, LayerShape
 
@@ -102,7 +101,7 @@ def _moments(pairs: Sequence[Pair], X: Any, *, settles: bool = False) -> Iterato
     """
     a = evenly_spaced(X, MOST_ROWS)
     for weight, bias in pairs[:-1]:
-        inputs: Array = np.matmul(a, weight)
+        inputs = product(a, weight)
         mean = inputs.mean(axis=0, dtype=np.float64)
         spread = np.sqrt(inputs.var(axis=0, dtype=np.float64) + SMALLEST_VARIANCE)
         mean, spread = (x.astype(weight.dtype) for x in (mean, spread))

@@ -84,6 +84,9 @@ def binary_product(states: Array, weight: Array, *, out: Array) -> None:
     np.matmul(states, weight.T, out=out)  # (B, H) @ (H, V) -> (B, V)
 
 
+# For vectors of 5 numbers OpenBLAS 0.3.31 computes with memory that nobody wrote, and drops the
+# result: where a NaN lay there, NumPy would warn of it.
+@np.errstate(invalid="ignore")
 def product(
     x: Any, weight: Array, *, out: Array | None = None, multiply: Callable[..., Any] = multiply
 ) -> Array:

@@ -99,6 +99,7 @@ def convolve_gradient(
 
 
 @accelerated
+@np.errstate(invalid="ignore")  # see activations.product
 def convolve_back(
     delta: Array,
     places: Array,
