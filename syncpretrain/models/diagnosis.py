@@ -87,12 +87,12 @@ def diagnose_layers(
     return found
 
 
-def baselines(stack: Stack, X: Any, at_once: int = ROWS_MEASURED) -> list[Baseline]:
+def baselines(stack: Stack, X: Any) -> list[Baseline]:
     """Return the figures of each layer on examples of shape (n, input units); [] without any."""
     if not len(X):
         return []
     found = [_Measured(layer) for layer in stack.layers]
-    for rows in map(np.asarray, blocks_through(stack.layers, X, at_once)):
+    for rows in map(np.asarray, blocks_through(stack.layers, X, ROWS_MEASURED)):
         below = stack.prepared(rows, missing=True)
         lost = np.isnan(rows) if rows.dtype.kind == "f" else None
         for layer, measured in zip(stack.layers, found, strict=True):
@@ -100,21 +100,6 @@ def baselines(stack: Stack, X: Any, at_once: int = ROWS_MEASURED) -> list[Baseli
             measured.add(below, layer.reconstruct(below, above), above, lost)
             below, lost = above, None
     return [measured.baseline() for measured in found]
-
-
-def layer_errors(stack: Stack, X: Array) -> tuple[float, ...] | None:
-    """Return each layer's own error: up this layer and down again, from the layer's input.
-
-    Parameters
-    ----------
-    stack : Stack
-    X : ndarray of shape (n_examples, input units), float32
-
-    Returns
-    -------
-    tuple of float, one a layer, or None without examples
-    """
-    return tuple(layer.error for layer in baselines(stack, X, ROWS_AT_ONCE)) or None
 
 
 def stack_error(stack: Stack, X: Array) -> float | None:

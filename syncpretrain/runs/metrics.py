@@ -17,7 +17,6 @@ from syncpretrain.models.diagnosis import (
     accuracies,
     baselines,
     digits,
-    layer_errors,
     regression_errors,
     stack_error,
 )
@@ -62,8 +61,7 @@ def measure(
         whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
         right, apart = accuracies(stack, judged), regression_errors(stack, judged)
         layered, parts = pretrained or stack, {part: getattr(data, part) for part in layer_parts}
-        by_part = {part: layer_errors(layered, X) for part, X in parts.items()}
-        constant = {part: baselines(layered, X) for part, X in parts.items()}
+        by_part = {part: baselines(layered, X) for part, X in parts.items()}
         mean_error = {part: _mean_error(stack, getattr(data, part)) for part in PARTS}
     layers = [
         {
@@ -72,11 +70,11 @@ def measure(
             "hidden": stack.widths[i + 1],
             "shape": str(layer.shape),
             "reconstruction_error": {
-                part: errors[i] if errors and trained[i] else None
-                for part, errors in by_part.items()
+                part: found[i].error if found and trained[i] else None
+                for part, found in by_part.items()
             },
             "mean_error": {
-                part: found[i].mean_error if found else None for part, found in constant.items()
+                part: found[i].mean_error if found else None for part, found in by_part.items()
             },
         }
         for i, layer in enumerate(stack.layers)

@@ -28,7 +28,6 @@ from syncpretrain.runs.folder import (
 from syncpretrain.runs.record import Figures, Line, read_figures, state_of
 from syncpretrain.settings import Settings, read_settings
 
-STATES = ("finished", "running", "stopped", "failed", "damaged")
 TAIL_BYTES = 1 << 16
 NAMED_BY_TIME = re.compile(r"(\d{8}-\d{6})-.+")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onelayer import layer_settings
+from randomstacks import layer_errors
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data.examples import mark_missing
@@ -14,7 +15,7 @@ from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.models.diagnosis import layer_errors, stack_error
+from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.settings import MomentumSchedule

@@ -10,6 +10,7 @@ import numpy as np
 
 from syncpretrain import Stack
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.models.diagnosis import baselines
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.units.kinds import kind_of
 
@@ -50,3 +51,8 @@ def normal_stack(
         for (v, h), (below, above) in zip(pairwise(widths), pairwise(units), strict=True)
     ]
     return Stack(tuple(layers), info or {}, scaling)
+
+
+def layer_errors(stack: Stack, X: Any) -> tuple[float, ...]:
+    """Return each layer's own error: up this layer and down again, from the layer's input."""
+    return tuple(layer.error for layer in baselines(stack, X))

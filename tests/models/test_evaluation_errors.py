@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from binaryunits import means
-from randomstacks import normal_stack
+from randomstacks import layer_errors, normal_stack
 
 from syncpretrain import Stack
-from syncpretrain.models.diagnosis import layer_errors, stack_error
+from syncpretrain.models.diagnosis import stack_error
 
 WIDTHS = (7, 5, 3)
 
@@ -53,7 +53,7 @@ def test_of_one_layer_both_are_the_same(stack):
 
 
 def test_without_examples_there_is_no_error(stack):
-    assert layer_errors(stack, examples(0)) is None
+    assert layer_errors(stack, examples(0)) == ()
     assert stack_error(stack, examples(0)) is None
 
 

@@ -10,12 +10,13 @@ import pytest
 import safetensors
 from modelfiles import arrays, assert_equal, loaded_though_damaged, refused, write_file, zeros
 from randomconvolutions import convolutional_stack, random_layer
+from randomstacks import layer_errors
 
 from syncpretrain import Stack, load
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.models import layer as layer_module
-from syncpretrain.models.diagnosis import diagnose_layers, layer_errors, stack_error
+from syncpretrain.models.diagnosis import diagnose_layers, stack_error
 from syncpretrain.models.layer import ConvolutionalLayer
 from syncpretrain.models.likelihood import free_energy, log_z, pseudo_likelihood
 from syncpretrain.models.stack import Head

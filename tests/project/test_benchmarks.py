@@ -10,9 +10,10 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from randomstacks import layer_errors
 
 from syncpretrain import load
-from syncpretrain.models.diagnosis import layer_errors, stack_error
+from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.settings import settings_from
 
 BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"
