@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.errors import SettingsError
 from syncpretrain.parallel.blas import blas_threads as resolve_threads
-from syncpretrain.parallel.precision_choice import resolve_precision
+from syncpretrain.parallel.precision_choice import resolve_precision, resolve_products
 from syncpretrain.schedule.kinds import ASYNC
 from syncpretrain.settings import devices
 from syncpretrain.settings.convert import checked
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
+T = TypeVar("T", bound=FinetuneSettings)
 OF_CONVOLUTIONS = ("filters", "hybrid", "columns")  # splits
 # Arguments of finetune() beside the settings.
 TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")
@@ -70,8 +71,8 @@ def resolve_options(
     if options.backend.startswith("cupy") and lacks:
         raise SettingsError(f"backend: got {options.backend} {lacks}")
     backend = resolve_backend(options.backend, lacks)
-    precision = tuning_precision(options, backend)
-    options = msgspec.structs.replace(options, backend=backend, precision=precision)
+    options = msgspec.structs.replace(options, backend=backend)
+    options = tuning_resolved(options, backend, shapes, sparse=sparse)
     if options.schedule == ASYNC:
         count = replicas or resolve_threads(options.blas_threads)
         return msgspec.structs.replace(options, replicas=count, blas_threads=1)
@@ -99,11 +100,22 @@ def resolve_options(
     return msgspec.structs.replace(options, **settled)
 
 
-def tuning_precision(settings: FinetuneSettings, backend: str) -> str:
-    """Return the precision that ``auto`` stands for, float32 where searches need it."""
-    if settings.precision == "auto" and settings.optimizer not in STEPPING:
-        return "float32"
-    return resolve_precision(settings.precision, backend, "finetune_precision")
+def tuning_resolved(
+    settings: T, backend: str, shapes: Sequence[LayerShape], *, sparse: bool = False
+) -> T:
+    """Return settings with what ``auto`` stands for in them; searches need exact products.
+
+    Without workers to share a minibatch the BLAS has all cores, and own products have not.
+    """
+    steps, products = settings.optimizer in STEPPING, settings.products
+    exact = settings.precision == "auto" and not steps
+    given = "float32" if exact else settings.precision
+    precision = resolve_precision(given, backend, "finetune_precision")
+    work = settings.batch_size * sum(shape.products for shape in shapes)
+    if products == "auto" and (sparse or not steps or work < WORTH_SHARING):
+        products = "blas"
+    products = resolve_products(products, precision, backend, shapes)
+    return msgspec.structs.replace(settings, precision=precision, products=products)
 
 
 def _has_convolutions(shapes: Sequence[LayerShape]) -> bool:

@@ -1,6 +1,6 @@
-"""The precision that ``auto`` stands for: bfloat16 where this CPU multiplies it faster.
+"""What ``auto`` stands for: bfloat16 where this CPU multiplies it faster, own products if they pay.
 
-Guarantee: a precision that was named is never changed. On a GPU ``auto`` is float32: less is never
+Guarantee: what was named is never changed. On a GPU ``auto`` is float32: less is never
 taken where its gain has not been measured, and there has been no GPU to measure it on.
 
 Assumption: the gain of one product on one core, measured once, holds for the whole process.
@@ -8,9 +8,11 @@ Assumption: the gain of one product on one core, measured once, holds for the wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from timeit import timeit
 
+import msgspec
 import numpy as np
 
 from syncpretrain.errors import SettingsError
@@ -18,10 +20,14 @@ from syncpretrain.kernels.native import extension
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.settings.devices import check_precision
+from syncpretrain.settings.fields import Products
+from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.shapes import DenseShape, LayerShape
 
 TIMED_PRODUCT = (100, 784, 1000)  # the widest of the paper's stack
 PAIRS = 7  # of timings: the median is right though three are disturbed
 PAYING_GAIN = 1.1
+WORTH_OWN = 1 << 16  # weights of a stack: the BLAS multiplies narrower layers faster
 INSTRUCTIONS = {"tiles": "AMX", "pairs": "AVX512-BF16"}  # by the compiled form that takes them
 
 
@@ -83,3 +89,36 @@ def resolve_precision(name: str, backend: str, setting: str = "precision") -> st
         return name
     pays = backend == "numpy" and bfloat16_gain() >= PAYING_GAIN
     return "bfloat16" if pays else "float32"
+
+
+def resolve_products(
+    name: Products, precision: str, backend: str, shapes: Sequence[LayerShape]
+) -> Products:
+    """Return the products that ``auto`` stands for here, or those that were named.
+
+    For one thread of the BLAS, which ``shapes`` of layers are multiplied by, in a precision and on
+    a backend as they were resolved.
+    """
+    if name != "auto":
+        return name
+    is_dense = all(isinstance(shape, DenseShape) for shape in shapes)
+    is_wide = sum(shape.weights for shape in shapes) >= WORTH_OWN
+    is_exact = (precision, backend) == ("float32", "numpy")
+    has_vectors = extension is not None and extension.float32_forms()[0] != "portable"
+    return "own" if is_dense and is_wide and is_exact and has_vectors else "blas"
+
+
+def resolved(settings: PretrainSettings, backend: str, *, sparse: bool = False) -> PretrainSettings:
+    """Return settings of pretraining on a backend, with what ``auto`` stands for in them.
+
+    Raises
+    ------
+    SettingsError
+        As :func:`resolve_precision`.
+    """
+    precision, products = resolve_precision(settings.precision, backend), settings.products
+    # Schedule greedy gives the BLAS all cores; sparse rows have products of their own kind.
+    given = "blas" if products == "auto" and (settings.schedule == "greedy" or sparse) else products
+    products = resolve_products(given, precision, backend, settings.shapes)
+    fixed = {"backend": backend, "precision": precision, "products": products}
+    return msgspec.structs.replace(settings, **fixed)

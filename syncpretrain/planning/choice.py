@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from syncpretrain.errors import SettingsError
-from syncpretrain.parallel.precision_choice import resolve_precision
+from syncpretrain.parallel.precision_choice import resolved
 from syncpretrain.planning.asynchronous import AsyncPlan, predict_async
 from syncpretrain.planning.candidates import Candidate, Task, candidates, settings_with
 from syncpretrain.planning.measure import is_on_gpus, timings_of
@@ -218,8 +218,7 @@ def plan_for(
         If a minibatch has more examples than there are.
     """
     backend = task.settings.backend if is_on_gpus(task) else "numpy"  # the cores
-    precision = resolve_precision(task.settings.precision, backend)
-    task = replace(task, settings=msgspec.structs.replace(task.settings, precision=precision))
+    task = replace(task, settings=resolved(task.settings, backend))
     kept = task.settings, task.examples, task.held_out, workers
     place = place_of_timings(*kept) if remembers else None
 

@@ -18,7 +18,7 @@ from syncpretrain.data.minibatches import ArrayPasses, Minibatches, is_iterable_
 from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.parallel.precision_choice import resolve_precision
+from syncpretrain.parallel.precision_choice import resolved
 from syncpretrain.pretraining.memory import check_memory
 from syncpretrain.schedule.kinds import UNTRAINED
 from syncpretrain.settings import settings_from
@@ -71,8 +71,7 @@ def build_data(
         check_missing(settings)
     lacks = why_not_on_a_device(with_facts_of(settings, *data))
     backend = resolve_backend(settings.backend, lacks)
-    precision = resolve_precision(settings.precision, backend)
-    settings = msgspec.structs.replace(settings, backend=backend, precision=precision)
+    settings = resolved(settings, backend, sparse=is_sparse)
     check_memory(settings, data)
     scaling = Scaling.for_units(data.train, settings.visible_units)
     if scaling is not None:

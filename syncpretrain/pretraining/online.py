@@ -17,6 +17,7 @@ from syncpretrain.data.examples import check_columns, evenly_spaced, has_missing
 from syncpretrain.data.facts import look_at
 from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.scaling import Scaling
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import diverged
@@ -25,7 +26,7 @@ from syncpretrain.models.diagnosis import baselines, on_layers
 from syncpretrain.models.inputs import in_columns
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.history import ErrorCurve
-from syncpretrain.parallel.precision_choice import resolve_precision
+from syncpretrain.parallel.precision_choice import resolved
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.build_data import settled
 from syncpretrain.settings.checks import check_missing
@@ -71,8 +72,7 @@ class OnlineStack:
         if stack is not None:
             settings["visible_units"] = stack.units[0]
         wanted, _ = settled(layers, look_at(X), settings)
-        precision = resolve_precision(wanted.precision, "numpy")
-        self.settings = msgspec.structs.replace(wanted, precision=precision)
+        self.settings = resolved(wanted, "numpy", sparse=isinstance(X, SparseRows))
         gaussian = not kind_of(self.settings.visible_units).is_unit_interval
         own = Meaning("numbers", origin_of(X) if gaussian and isinstance(X, np.ndarray) else ())
         self._meaning = own if stack is None else stack.meaning or own

@@ -15,12 +15,13 @@ from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.readers import KnownFile, is_mapped_file, share_of
+from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.options import tuning_options, tuning_precision
+from syncpretrain.finetuning.options import tuning_options, tuning_resolved
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.parallel.blas import blas_threads
-from syncpretrain.parallel.precision_choice import resolve_precision
+from syncpretrain.parallel.precision_choice import resolved
 from syncpretrain.pretraining.build_data import with_facts_of
 from syncpretrain.runs.folder import check_path_text
 from syncpretrain.schedule.kinds import UNTRAINED
@@ -135,11 +136,24 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     """
     threads = blas_threads(settings.pretrain.blas_threads)
     backend = resolve_backend(settings.pretrain.backend, _why_on_the_cpu(settings, data))
-    fixed = {"blas_threads": threads, "backend": backend}
-    fixed["precision"] = resolve_precision(settings.pretrain.precision, backend)
-    pretrain = msgspec.structs.replace(settings.pretrain, **fixed)
-    precision = tuning_precision(settings.finetune, backend)
-    finetune = msgspec.structs.replace(settings.finetune, precision=precision)
+    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
+    sparse, finetune = data is not None and isinstance(data.train, SparseRows), settings.finetune
+    pretrain = resolved(pretrain, backend, sparse=sparse)
+    if finetune.objective != "none":
+        finetune = tuning_resolved(finetune, backend, pretrain.shapes, sparse=sparse)
+    return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
+
+
+def as_it_began(settings: Settings) -> Settings:
+    """Return the settings in a run's folder with the products that it began with.
+
+    Where they are still ``auto`` an earlier version wrote them, which had the BLAS's alone.
+    """
+    pretrain, finetune = settings.pretrain, settings.finetune
+    if pretrain.products == "auto":
+        pretrain = msgspec.structs.replace(pretrain, products="blas")
+    if finetune.products == "auto" and finetune.objective != "none":
+        finetune = msgspec.structs.replace(finetune, products="blas")
     return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
 
 

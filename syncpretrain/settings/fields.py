@@ -51,6 +51,8 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Each = tuple[T, ...]  # a value for each layer
 AsyncRate = Literal["staleness", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16", "auto"]  # precision of products
+Products = Literal["auto", "blas", "own"]
+PRODUCTS_HELP = "own: same bits on every CPU; blas; or auto (default): own where they pay."
 Loss = Literal["squared", "cross-entropy"]
 Runtime = Literal["threads", "processes", "serial", "mpi"]
 CORRUPTIONS = ("masking", "salt-and-pepper", "gaussian")
@@ -295,8 +297,9 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         Precision of products: ``float32``; ``bfloat16``, to which the factors are rounded;
         ``tf32``, on a GPU; or ``auto``, bfloat16 on a CPU on which it was measured to be faster.
     products : str
-        Products of float32 of dense layers: ``blas``, NumPy's; or ``own``. With them a run has the
-        same bits on every x86-64 CPU, with any version of NumPy and any BLAS.
+        Products of float32 of dense layers: ``blas``, NumPy's; ``own``, with which a run has the
+        same bits on every x86-64 CPU, with any version of NumPy and any BLAS; or ``auto``: own ones
+        for stacks of 65,536 weights or more, but with schedule greedy, on CPUs with AVX2.
     split, shards
         Division of a layer's minibatch among its replicas: by ``examples``; by ``units``; by the
         ``filters`` of convolutions and the units of dense layers; or ``hybrid``, convolutions by
@@ -513,9 +516,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
         "CPU, all GPUs, or GPU N; auto (default) takes a GPU that CuPy can use.",
     ] = "auto"
     precision: Annotated[Precision, WORKERS, "Matrix products; tf32 on a GPU."] = "float32"
-    products: Annotated[
-        Literal["blas", "own"], WORKERS, "blas (default), or own: same bits on every CPU."
-    ] = "blas"
+    products: Annotated[Products, WORKERS, PRODUCTS_HELP] = "auto"
     workers: Annotated[
         Workers | None, WORKERS(metavar="P"), "For all layers. Default the usable cores."
     ] = None

@@ -131,9 +131,7 @@ class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
     precision: Annotated[
         fields.Precision, WORKERS(metavar="NAME"), "float32 (default), tf32, bfloat16 or auto."
     ] = "float32"
-    products: Annotated[
-        Literal["blas", "own"], WORKERS, "blas (default), or own: same bits on every CPU."
-    ] = "blas"
+    products: Annotated[fields.Products, WORKERS, fields.PRODUCTS_HELP] = "auto"
     replicas: Annotated[
         fields.Workers | None,
         WORKERS(metavar="R"),
