@@ -251,6 +251,7 @@ ROWS: dict[str, Row] = {
     "conv rbm, bfloat16": Row({"precision": "bfloat16"}, {"precision": "bfloat16"}, **PICTURES),
     # Fine-tuning
     "tuning": Row({}, finetune=RECALL),
+    "tuning, the BLAS": Row({"products": "blas"}, RECALL | {"products": "blas"}, same="tuning"),
     "tuning, own products": Row({"products": "own"}, finetune={"products": "own"}),
     "tuning, sgd": Row({}, finetune={"optimizer": "sgd", "loss": "squared"}),
     "tuning, sgd, nesterov, decay, cosine": Row(

@@ -188,19 +188,14 @@ class ConvolutionShape:
         return self.rounded and (self.pool == 1 or self.pooling == "max")
 
     @property
-    def rounds_back(self) -> bool:
-        """Whether the factors of the products on the way back are rounded: without pooling."""
-        return self.rounded and self.pool == 1
-
-    @property
     def precision(self) -> str:
         """Precision of the product of images and filters."""
         return "bfloat16" if self.rounds else "tf32" if self.tf32 else "float32"
 
     @property
     def precision_back(self) -> str:
-        """Precision of the products on the way back."""
-        return "bfloat16" if self.rounds_back else "tf32" if self.tf32 else "float32"
+        """Precision of the products on the way back; with pooling factors are not rounded there."""
+        return "bfloat16" if self.rounded and self.pool == 1 else "tf32" if self.tf32 else "float32"
 
     @property
     def visible(self) -> int:

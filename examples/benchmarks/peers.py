@@ -143,7 +143,7 @@ def ours(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
         how = {**how, "replicas": [usable_cores() if is_wide else 1 for is_wide in wide]}
     if how.get("replicas") == FIRST:
         how = {**how, "replicas": [usable_cores(), *[1] * (len(size.layers) - 2)]}
-    how = {**how, "warn": False}  # the warm-up learns little
+    how = {"products": "blas", **how, "warn": False}  # the warm-up learns little
     return pretrain(X, layers=size.layers, epochs=size.epochs, batch_size=BATCH, **how)
 
 
@@ -166,7 +166,8 @@ def sklearn_trained(X: Array, size: Size) -> Stack:
 
 def ours_finetuned(X: Array, size: Size, *, how: dict[str, Any]) -> Stack:
     options: dict[str, Any] = {"epochs": size.epochs, "batch_size": BATCH, "learning_rate": RATE}
-    return finetune(random_start(size.layers), X, warn=False, **{**options, **how})
+    options |= {"products": "blas", **how}
+    return finetune(random_start(size.layers), X, warn=False, **options)
 
 
 def pytorch_finetuned(X: Array, size: Size, *, by_hand: bool = False, **how: Any) -> Stack:

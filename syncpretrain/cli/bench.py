@@ -54,7 +54,7 @@ TRAIN_PER_VALIDATION = 50  # rows: MNIST's 50,000, and 1,000 to validate with
     type=click.Choice(("float32", "bfloat16", "auto")),
     help="Precision of matrix products. Default float32.",
 )
-@click.option("--products", type=click.Choice(("blas", "own")), help="As in train. Default blas.")
+@click.option("--products", type=click.Choice(("auto", "blas", "own")), help="As in train.")
 @click.option(
     "--backend",
     default="numpy",

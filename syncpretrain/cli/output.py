@@ -142,7 +142,7 @@ def _diagnosis_table(layers: list[dict[str, Any]]) -> Table:
     for row in layers:
         cells = [str(row["layer"])]
         cells += [number(row[name]) for name in ("free_energy_gap", "pseudo_likelihood")]
-        cells += [_count(row[name]) for name in ("dead_units", "saturated_units")]
+        cells += ["-" if row[x] is None else str(row[x]) for x in ("dead_units", "saturated_units")]
         if estimated:
             cells += [_interval(row["log_z"]), number(row["log_likelihood"])]
         table.add_row(*cells)
@@ -219,7 +219,3 @@ def _rmse(rmse: float, r2: float | None) -> str:
 
 def _present(figures: dict[str, float | None]) -> dict[str, float]:
     return {part: figure for part, figure in figures.items() if figure is not None}
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)

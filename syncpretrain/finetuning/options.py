@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,7 +17,6 @@ from syncpretrain.settings.convert import checked
 from syncpretrain.settings.finetuning import FinetuneSettings
 from syncpretrain.shapes import ConvolutionShape, LayerShape, common_groups
 
-T = TypeVar("T", bound=FinetuneSettings)
 OF_CONVOLUTIONS = ("filters", "hybrid", "columns")  # splits
 # Arguments of finetune() beside the settings.
 TUNING_ARGUMENTS = ("validation", "validation_y", "verbose", "warn", "observers")
@@ -72,7 +71,7 @@ def resolve_options(
         raise SettingsError(f"backend: got {options.backend} {lacks}")
     backend = resolve_backend(options.backend, lacks)
     options = msgspec.structs.replace(options, backend=backend)
-    options = tuning_resolved(options, backend, shapes, sparse=sparse)
+    options = resolved_tuning(options, backend, shapes, sparse=sparse)
     if options.schedule == ASYNC:
         count = replicas or resolve_threads(options.blas_threads)
         return msgspec.structs.replace(options, replicas=count, blas_threads=1)
@@ -80,8 +79,7 @@ def resolve_options(
         replicas = 1
     if replicas is None:
         threads = resolve_threads(options.blas_threads)
-        work = options.batch_size * sum(shape.products for shape in shapes)
-        if options.optimizer not in STEPPING or work < WORTH_SHARING:
+        if not _is_shared(options, shapes):
             replicas = 1
         else:
             replicas, threads = min(threads, shards or threads), 1
@@ -100,22 +98,22 @@ def resolve_options(
     return msgspec.structs.replace(options, **settled)
 
 
-def tuning_resolved(
-    settings: T, backend: str, shapes: Sequence[LayerShape], *, sparse: bool = False
-) -> T:
-    """Return settings with what ``auto`` stands for in them; searches need exact products.
-
-    Without workers to share a minibatch the BLAS has all cores, and own products have not.
-    """
-    steps, products = settings.optimizer in STEPPING, settings.products
-    exact = settings.precision == "auto" and not steps
-    given = "float32" if exact else settings.precision
+def resolved_tuning(
+    settings: FinetuneSettings, backend: str, shapes: Sequence[LayerShape], *, sparse: bool
+) -> Any:
+    """Return settings with what ``auto`` stands for in them, float32 where searches need it."""
+    is_exact = settings.precision == "auto" and settings.optimizer not in STEPPING
+    given = "float32" if is_exact else settings.precision
     precision = resolve_precision(given, backend, "finetune_precision")
+    is_better = sparse or not _is_shared(settings, shapes)  # without workers the BLAS has all cores
+    own = resolve_products(settings.products, precision, backend, shapes, is_better=is_better)
+    return msgspec.structs.replace(settings, precision=precision, products=own)
+
+
+def _is_shared(settings: FinetuneSettings, shapes: Sequence[LayerShape]) -> bool:
+    """Return whether workers share the minibatches by default."""
     work = settings.batch_size * sum(shape.products for shape in shapes)
-    if products == "auto" and (sparse or not steps or work < WORTH_SHARING):
-        products = "blas"
-    products = resolve_products(products, precision, backend, shapes)
-    return msgspec.structs.replace(settings, precision=precision, products=products)
+    return settings.optimizer in STEPPING and work >= WORTH_SHARING
 
 
 def _has_convolutions(shapes: Sequence[LayerShape]) -> bool:

@@ -28,13 +28,9 @@ def observing(verbose: bool, *, live: bool | None = None) -> Iterator[list[Obser
 
     console = Console(stderr=True)
     if live is None:
-        live = _has_widgets() if console.is_jupyter else sys.stderr.isatty()
+        widgets = all(find_spec(name) is not None for name in ("IPython", "ipywidgets"))
+        live = widgets if console.is_jupyter else sys.stderr.isatty()
     else:
         live = live and sys.stdout.isatty() and sys.stderr.isatty()
     with progress_observer(console, live=live) as observer:
         yield [observer]
-
-
-def _has_widgets() -> bool:
-    """Return whether rich can redraw in a notebook."""
-    return all(find_spec(name) is not None for name in ("IPython", "ipywidgets"))

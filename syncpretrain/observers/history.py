@@ -113,16 +113,6 @@ class History:
         return tuple(epochs[-1].epoch if epochs else 0 for epochs in self._finished)
 
     @property
-    def train_errors(self) -> tuple[float | None, ...]:
-        """Training error of the last finished epoch; None before the first."""
-        return tuple(epochs[-1].train_error if epochs else None for epochs in self._finished)
-
-    @property
-    def validation_errors(self) -> tuple[float | None, ...]:
-        """Validation error of the last finished epoch; None before the first or without data."""
-        return tuple(epochs[-1].validation_error if epochs else None for epochs in self._finished)
-
-    @property
     def reads(self) -> tuple[tuple[int, ...], ...]:
         """Version of the layer below that each finished epoch read, for a replay."""
         past = self._started.past_reads if self._started is not None else ()

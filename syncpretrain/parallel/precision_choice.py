@@ -1,4 +1,4 @@
-"""What ``auto`` stands for: bfloat16 where this CPU multiplies it faster, own products if they pay.
+"""Choices of ``auto``: bfloat16 where this CPU multiplies it faster, own products if they pay.
 
 Guarantee: what was named is never changed. On a GPU ``auto`` is float32: less is never
 taken where its gain has not been measured, and there has been no GPU to measure it on.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from timeit import timeit
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,6 @@ from syncpretrain.kernels.native import extension
 from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.parallel.blas import blas_limit
 from syncpretrain.settings.devices import check_precision
-from syncpretrain.settings.fields import Products
 from syncpretrain.settings.sections import PretrainSettings
 from syncpretrain.shapes import DenseShape, LayerShape
 
@@ -92,33 +92,36 @@ def resolve_precision(name: str, backend: str, setting: str = "precision") -> st
 
 
 def resolve_products(
-    name: Products, precision: str, backend: str, shapes: Sequence[LayerShape]
-) -> Products:
+    name: str, precision: str, backend: str, shapes: Sequence[LayerShape], *, is_better: bool
+) -> Any:
     """Return the products that ``auto`` stands for here, or those that were named.
 
-    For one thread of the BLAS, which ``shapes`` of layers are multiplied by, in a precision and on
-    a backend as they were resolved.
+    Parameters
+    ----------
+    name : str
+        ``blas``, ``own`` or ``auto``.
+    precision, backend : str
+        As they were resolved.
+    shapes : sequence of LayerShape
+        The layers that are multiplied by.
+    is_better : bool
+        Whether the BLAS is, since it has all cores, or rows are sparse.
     """
     if name != "auto":
         return name
-    is_dense = all(isinstance(shape, DenseShape) for shape in shapes)
     is_wide = sum(shape.weights for shape in shapes) >= WORTH_OWN
     is_exact = (precision, backend) == ("float32", "numpy")
+    pays = is_exact and is_wide and not is_better and all(type(x) is DenseShape for x in shapes)
     has_vectors = extension is not None and extension.float32_forms()[0] != "portable"
-    return "own" if is_dense and is_wide and is_exact and has_vectors else "blas"
+    return "own" if pays and has_vectors else "blas"
 
 
-def resolved(settings: PretrainSettings, backend: str, *, sparse: bool = False) -> PretrainSettings:
+def resolved(settings: PretrainSettings, backend: str, *, sparse: bool) -> PretrainSettings:
     """Return settings of pretraining on a backend, with what ``auto`` stands for in them.
 
-    Raises
-    ------
-    SettingsError
-        As :func:`resolve_precision`.
+    Raises SettingsError as :func:`resolve_precision` does.
     """
-    precision, products = resolve_precision(settings.precision, backend), settings.products
-    # Schedule greedy gives the BLAS all cores; sparse rows have products of their own kind.
-    given = "blas" if products == "auto" and (settings.schedule == "greedy" or sparse) else products
-    products = resolve_products(given, precision, backend, settings.shapes)
-    fixed = {"backend": backend, "precision": precision, "products": products}
-    return msgspec.structs.replace(settings, **fixed)
+    precision = resolve_precision(settings.precision, backend)
+    given = settings.products, precision, backend, settings.shapes
+    own = resolve_products(*given, is_better=sparse or settings.schedule == "greedy")
+    return msgspec.structs.replace(settings, backend=backend, precision=precision, products=own)

@@ -218,7 +218,7 @@ def plan_for(
         If a minibatch has more examples than there are.
     """
     backend = task.settings.backend if is_on_gpus(task) else "numpy"  # the cores
-    task = replace(task, settings=resolved(task.settings, backend))
+    task = replace(task, settings=resolved(task.settings, backend, sparse=False))
     kept = task.settings, task.examples, task.held_out, workers
     place = place_of_timings(*kept) if remembers else None
 

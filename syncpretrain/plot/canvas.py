@@ -45,11 +45,6 @@ def colour_of(number: int) -> str:
     return COLOURS_OF_SERIES[number % len(COLOURS_OF_SERIES)]
 
 
-def text_colour_on(number: int) -> str:
-    """Return the colour of text that lies on the colour of a series."""
-    return "black" if colour_of(number) in LIGHT else "white"
-
-
 def drawable(text: str) -> str:
     """Return a text on one line, with a mark for each character that cannot be drawn."""
     return UNDRAWABLE.sub("\ufffd", " ".join(text.split()))

@@ -295,7 +295,7 @@ def _draw_number(axes: Any, timeline: Timeline, span: EpochSpan, place: int) -> 
     versions = span.layer > 1 and not timeline.is_streamed
     text = f"{span.epoch}({span.reads})" if versions else f"{span.epoch}"
     middle = (span.start + span.transform + span.end) / 2
-    colour = canvas.text_colour_on(span.layer - 1) if span.layer else "white"
+    colour = "black" if span.layer and canvas.colour_of(span.layer - 1) in canvas.LIGHT else "white"
     style = {"ha": "center", "va": "center", "color": colour, "fontsize": "x-small"}
     axes.text(middle, place, text, clip_on=True, **style)
 

@@ -17,7 +17,6 @@ from syncpretrain.data.examples import check_columns, evenly_spaced, has_missing
 from syncpretrain.data.facts import look_at
 from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import diverged
@@ -72,7 +71,7 @@ class OnlineStack:
         if stack is not None:
             settings["visible_units"] = stack.units[0]
         wanted, _ = settled(layers, look_at(X), settings)
-        self.settings = resolved(wanted, "numpy", sparse=isinstance(X, SparseRows))
+        self.settings = resolved(wanted, "numpy", sparse=not isinstance(X, np.ndarray))
         gaussian = not kind_of(self.settings.visible_units).is_unit_interval
         own = Meaning("numbers", origin_of(X) if gaussian and isinstance(X, np.ndarray) else ())
         self._meaning = own if stack is None else stack.meaning or own

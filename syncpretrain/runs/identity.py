@@ -236,7 +236,7 @@ def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> 
             # Settings that did not exist yet had the values of their defaults.
             fields = msgspec.structs.fields(settings.pretrain)
             usual = {name: [PER_LAYER[name]] * len(settings.pretrain.epochs) for name in PER_LAYER}
-            usual = {field.name: field.default for field in fields} | usual
+            usual = {field.name: field.default for field in fields} | usual | {"products": "blas"}
             newer = {name: usual[name] for name in usual if name not in value}
             was = {k: v for k, v in {**value, **newer}.items() if k not in ELSEWHERE}
         if now.get(name) != was:

@@ -15,9 +15,8 @@ from syncpretrain.data.dataset import Dataset, is_labelled
 from syncpretrain.data.facts import facts_of
 from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.readers import KnownFile, is_mapped_file, share_of
-from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.options import tuning_options, tuning_resolved
+from syncpretrain.finetuning.options import resolved_tuning, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.parallel.blas import blas_threads
@@ -53,7 +52,7 @@ def load_data(
     """
     streams = settings.pretrain.handoff == "minibatch"
     unread = streams and is_mapped_file(settings.data.name)
-    is_open = given is not None and given.leaves_units and not unread
+    is_open = given is not None and "visible_units" not in given.pretrain and not unread
     for option, name in (("data", "name"), ("test", "test"), ("unlabelled", "unlabelled")):
         check_path_text(option, located(getattr(settings.data, name) or ""))
     units = settings.pretrain.visible_units
@@ -137,23 +136,11 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     threads = blas_threads(settings.pretrain.blas_threads)
     backend = resolve_backend(settings.pretrain.backend, _why_on_the_cpu(settings, data))
     pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
-    sparse, finetune = data is not None and isinstance(data.train, SparseRows), settings.finetune
+    sparse = data is not None and with_facts_of(pretrain, data.train).sparse
     pretrain = resolved(pretrain, backend, sparse=sparse)
+    finetune = settings.finetune
     if finetune.objective != "none":
-        finetune = tuning_resolved(finetune, backend, pretrain.shapes, sparse=sparse)
-    return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
-
-
-def as_it_began(settings: Settings) -> Settings:
-    """Return the settings in a run's folder with the products that it began with.
-
-    Where they are still ``auto`` an earlier version wrote them, which had the BLAS's alone.
-    """
-    pretrain, finetune = settings.pretrain, settings.finetune
-    if pretrain.products == "auto":
-        pretrain = msgspec.structs.replace(pretrain, products="blas")
-    if finetune.products == "auto" and finetune.objective != "none":
-        finetune = msgspec.structs.replace(finetune, products="blas")
+        finetune = resolved_tuning(finetune, backend, pretrain.shapes, sparse=sparse)
     return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
 
 

@@ -194,7 +194,7 @@ def resume_run(
     started = time.monotonic()
     _check_unfinished(folder)
     check_loggers(own := tuple(loggers))
-    settings = prepare.as_it_began(read_settings(folder / CONFIG_NAME))
+    settings = read_settings(folder / CONFIG_NAME)
     before = "numpy" if settings.pretrain.backend == "auto" else settings.pretrain.backend
     settings = prepare.resolve(moved_elsewhere(settings, **{"backend": before, **elsewhere}))
     notices: list[str] = []

@@ -61,11 +61,6 @@ class Given(NamedTuple):
     pretrain: frozenset[str] = frozenset()
     finetune: frozenset[str] = frozenset()
 
-    @property
-    def leaves_units(self) -> bool:
-        """True if the user gave no visible units."""
-        return "visible_units" not in self.pretrain
-
 
 class Facts(NamedTuple):
     """Numbers about the data that settings follow from.
@@ -104,11 +99,6 @@ class Facts(NamedTuple):
     def are_probabilities(self) -> bool:
         """True if the values can be probabilities, and vary enough to move binary units."""
         return self.is_unit_interval and self.spread >= ENOUGH_SPREAD
-
-    @property
-    def has_few_labels(self) -> bool:
-        """True if most rows have no target."""
-        return self.rows < FEW_LABELS * (self.rows + self.unlabelled)
 
 
 def pretrain_by_data(
@@ -181,7 +171,8 @@ def finetune_by_data(
     has_targets = settings.objective in ("classification", "regression")
     is_small = facts.rows < BATCH_SHARE * FinetuneSettings().batch_size
     if "epochs" not in given and has_targets and is_small and settings.optimizer == "adam":
-        usual = OF_FEW_ROWS | (OF_FEW_LABELS if facts.has_few_labels else {})
+        are_few = facts.rows < FEW_LABELS * (facts.rows + facts.unlabelled)
+        usual = OF_FEW_ROWS | (OF_FEW_LABELS if are_few else {})
         found |= {name: value for name, value in usual.items() if name not in given}
     return _changed(settings, found)
 

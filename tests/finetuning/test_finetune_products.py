@@ -10,8 +10,12 @@ from scipy import sparse
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import SettingsError
+from syncpretrain.finetuning.options import TuningOptions, resolve_options
+from syncpretrain.kernels.native import extension
 from syncpretrain.kernels.program import Program
+from syncpretrain.shapes import DenseShape
 
+FORMS = extension.float32_forms() if extension else ()
 X = (np.random.default_rng(0).random((80, 20)) < 0.3).astype(np.float32)
 CLASSES = np.int64(X[:, 0] + X[:, 1])
 OWN = {"epochs": 2, "batch_size": 20, "seed": 3, "products": "own", "warn": False}
@@ -73,3 +77,21 @@ def test_gpus_and_sparse_examples_are_refused(stack):
         finetune(stack, X, **OWN, backend="cupy")
     with pytest.raises(SettingsError, match="finetune_products: got own with sparse examples"):
         finetune(stack, sparse.csr_matrix(X), **OWN)
+
+
+@pytest.mark.skipif(FORMS[:1] in ((), ("portable",)), reason="own products are slow here")
+@pytest.mark.parametrize(
+    ("products", "changes"),
+    [
+        ("own", {}),
+        ("blas", {"batch_size": 20}),  # too little work to be shared: the BLAS has all cores
+        ("blas", {"optimizer": "cg"}),
+        ("blas", {"precision": "bfloat16"}),
+    ],
+)
+def test_auto_takes_own_ones_where_they_pay(products, changes):
+    shapes = DenseShape(300, 400), DenseShape(400, 10)
+    options = TuningOptions(**({"objective": "classification", "shards": 1} | changes))
+    assert options.products == "auto"
+    assert resolve_options(options, shapes).products == products
+    assert resolve_options(options, shapes, sparse=True).products == "blas"

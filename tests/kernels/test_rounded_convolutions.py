@@ -79,7 +79,8 @@ def test_products_are_those_of_rounded_factors(shape, examples, seed):
     case = case_of(shape, examples=examples, seed=seed, places=False)
     case.bias[:] = 0
     found = results(case, FORMS)
-    rounds = case.shape.rounds, case.shape.rounds_back, case.shape.rounds_back
+    back = case.shape.precision_back == "bfloat16"
+    rounds = case.shape.rounds, back, back
     factors = case.x, case.weight, case.delta
     bounds = exactly(shape, *map(np.abs, factors), is_rounded=True)
     terms = shape.fan_in * shape.pool**2, examples * shape.positions, shape.fan_in * shape.filters

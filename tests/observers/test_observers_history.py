@@ -38,10 +38,8 @@ def history():
     return history
 
 
-def test_epochs_errors_and_reads(history):
+def test_epochs_and_reads(history):
     assert history.epochs == (2, 1)
-    assert history.train_errors == (4.0, 3.0)
-    assert history.validation_errors == (None, 3.5)
     assert history.reads == ((0, 0), (1,))  # the epoch under way does not count
 
 
@@ -76,5 +74,4 @@ def test_a_layer_that_never_trained():
     history = History()
     history(EVENTS[1])
     assert history.epochs == (0, 0)
-    assert history.train_errors == history.validation_errors == (None, None)
     assert history.reads == ((), ())

@@ -12,6 +12,12 @@ from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels import native, precision
 from syncpretrain.kernels.program import Program
+from syncpretrain.parallel import precision_choice
+from syncpretrain.parallel.precision_choice import resolve_products
+from syncpretrain.runs.run import train_run
+from syncpretrain.settings import moved_elsewhere, read_settings, settings_from
+from syncpretrain.settings.architecture import read_architecture
+from syncpretrain.shapes import DenseShape
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 FORMS = native.extension.float32_forms() if native.extension else ()
@@ -96,3 +102,78 @@ def test_what_own_products_do_not_support_is_refused(settings, reported):
 def test_sparse_examples_are_refused():
     with pytest.raises(SettingsError, match="products: got own with sparse examples"):
         pretrain(sparse.csr_matrix(X), **BASE)
+
+
+WIDE = DenseShape(300, 300), DenseShape(300, 10)
+
+
+@pytest.mark.skipif(FORMS[:1] in ((), ("portable",)), reason="own products are slow here")
+class TestAuto:
+    @pytest.mark.parametrize("name", ["blas", "own"])
+    def test_what_is_named_stays(self, name):
+        assert resolve_products(name, "bfloat16", "numpy", (), is_better=True) == name
+
+    @pytest.mark.parametrize(
+        ("products", "changes"),
+        [
+            ("own", {}),
+            ("blas", {"shapes": WIDE[1:]}),
+            ("blas", {"shapes": (*read_architecture("1x28x28,conv:20x5,500")[1], *WIDE)}),
+            ("blas", {"precision": "bfloat16"}),
+            ("blas", {"backend": "cupy"}),
+            ("blas", {"is_better": True}),
+        ],
+    )
+    def test_own_ones_where_they_pay(self, products, changes):
+        how = {"precision": "float32", "backend": "numpy", "shapes": WIDE, "is_better": False}
+        assert resolve_products("auto", **(how | changes)) == products
+
+    def test_the_blas_without_the_compiled_kernels(self, monkeypatch):
+        monkeypatch.setattr(precision_choice, "extension", None)
+        assert resolve_products("auto", "float32", "numpy", WIDE, is_better=False) == "blas"
+
+    @pytest.mark.parametrize(
+        ("products", "settings"),
+        [
+            ("own", {}),
+            ("own", {"handoff": "minibatch"}),
+            ("own", {"model": "denoising", "hidden_units": "tanh"}),
+            ("blas", {"schedule": "greedy"}),
+            ("blas", {"layers": (300, 20)}),
+        ],
+    )
+    def test_pretraining(self, products, settings, monkeypatch):
+        multiply, own = precision.PRODUCTS["own"].multiply, Counter()
+
+        def counted(*given, **options):
+            own["called"] += 1
+            return multiply(*given, **options)
+
+        counting = precision.PRODUCTS["own"]._replace(multiply=counted)
+        monkeypatch.setitem(precision.PRODUCTS, "own", counting)
+        data = np.random.default_rng(0).random((60, 300), dtype=np.float32)
+        how = {"layers": (300, 300, 10), "epochs": 1, "batch_size": 20, "warn": False} | settings
+        auto = pretrain(data, **how)
+        assert bool(own["called"]) == (products == "own")
+        assert auto.parameters_sha256 == pretrain(data, products=products, **how).parameters_sha256
+
+    def test_sparse_rows_are_the_blas_s(self):
+        rows = sparse.random(60, 300, 0.05, format="csr", dtype=np.float32, random_state=0)
+        how = {"layers": (300, 300), "epochs": 1, "batch_size": 20, "warn": False}
+        shas = {pretrain(rows, products=p, **how).parameters_sha256 for p in ("auto", "blas")}
+        assert len(shas) == 1
+
+    def test_a_run_records_what_it_took(self, tmp_path):
+        np.savez(tmp_path / "x.npz", X=np.random.default_rng(0).random((60, 300), dtype="f4"))
+        how = {"data": {"name": str(tmp_path / "x.npz")}, "epochs": 1, "batch_size": 20}
+        settings = settings_from((300, 300), **how)
+        train_run(settings, out=tmp_path / "run")
+        assert read_settings(tmp_path / "run" / "config.toml").pretrain.products == "own"
+
+    def test_a_run_that_an_earlier_version_began_goes_on_with_the_blas(self):
+        tuned = {"objective": "reconstruction"}
+        older = settings_from((300, 300), finetune=tuned)  # a file without the setting
+        moved = moved_elsewhere(older, workers=2)
+        assert (moved.pretrain.products, moved.finetune.products) == ("blas", "blas")
+        newer = settings_from((300, 300), products="own", finetune=tuned)
+        assert moved_elsewhere(newer, workers=2).finetune.products == "auto"

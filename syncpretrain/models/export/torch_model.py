@@ -91,7 +91,8 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
         advice = "take letters, digits and underscores, and no keyword of Python"
         raise SettingsError(f"{beside}, and no Python module can have that name; {advice}")
     own = OWN_MODULES.read_text(encoding="utf-8")
-    if text_path.exists() and not _is_ours(text_path, own):
+    first = own.splitlines()[0]  # by which a file is known as ours
+    if text_path.exists() and not text_path.read_text("utf-8", "replace").startswith(first):
         reason = "there is another file of that name; take another name"
         raise SettingsError(f"{beside}, and {reason}")
     modules = _modules(network)
@@ -99,10 +100,6 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
     metadata = {"format": "pt", "syncpretrain": network.about}
     parameters = safetensors.numpy.save(_state(modules), metadata)
     return {path: parameters, text_path: text.encode()}
-
-
-def _is_ours(path: Path, own: str) -> bool:
-    return path.read_text(encoding="utf-8", errors="replace").startswith(own.splitlines()[0])
 
 
 def _modules(network: Network) -> list[_Module]:
