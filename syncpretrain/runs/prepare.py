@@ -138,8 +138,7 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
     sparse = data is not None and with_facts_of(pretrain, data.train).sparse
     pretrain = resolved(pretrain, backend, sparse=sparse)
-    finetune = settings.finetune
-    if finetune.objective != "none":
+    if (finetune := settings.finetune).objective != "none":
         finetune = resolved_tuning(finetune, backend, pretrain.shapes, sparse=sparse)
     return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
 

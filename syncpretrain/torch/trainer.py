@@ -383,8 +383,9 @@ class LocalTrainer:
         widths = [given.layout.width, *(block.above.width for block in self._blocks)]
         rates = [float(b.optimizer.param_groups[0]["lr"]) for b in self._blocks]
         how: dict[str, Any] = {"epochs": epochs, "runtime": runtime, "workers": workers}
+        how |= {"handoff": "minibatch", "delay": 0.0, "products": "blas"}  # PyTorch multiplies
         how |= {"batch_size": given.batch_size, "seed": self._seed, "learning_rate": rates}
-        return settings_from(widths, handoff="minibatch", delay=0.0, **how).pretrain
+        return settings_from(widths, **how).pretrain
 
     def _chosen(self, given: Given) -> tuple[int, str, str]:
         """Return the number of workers, the runtime, and what is to be said of a choice."""
