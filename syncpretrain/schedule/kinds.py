@@ -83,6 +83,9 @@ def lockstep_row(layer: int, plan: LayerPlan, below: Row | None, *, drain: bool 
     refresh in the middle. Skipped versions take their time in this count: else a skip would make
     room for a later version, which may be released by then.
 
+    Without ``drain`` no layer may stop early, which the settings refuse: refreshes that have begun
+    by then may be too late by the shorter count, and timing would decide whether they have.
+
     Raises
     ------
     SettingsError

@@ -4,7 +4,7 @@ import random
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduleplay import (
     NEVER,
@@ -42,8 +42,17 @@ from syncpretrain.schedule.schedule import Schedule, Train
     slots=st.integers(1, 6),
     seed=st.integers(0, 2**32),
 )
+@example(
+    plans=[LayerPlan(4), LayerPlan(1, refresh_epochs=2), LayerPlan(1)],
+    pace=lockstep,
+    drain=False,
+    last=[3, 5, 3],
+    slots=2,
+    seed=7,
+)
 def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, last, slots, seed, stops_early):
     last = last if stops_early else NEVER
+    drain = drain or (stops_early and pace is not free)  # the settings refuse the rest
     schedule = Schedule(plans, pace(plans, drain=drain), slots=slots)
     log = play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
     for layer, plan in enumerate(shortened(plans, last), start=1):
@@ -266,6 +275,19 @@ class TestStops:
         schedule.finished(1)
         assert schedule.is_finished
         assert schedule.reads == ((0,) * 3, (1,))
+
+    @pytest.mark.parametrize(
+        ("order", "reads"), [([1, 1, 1, 2, 2], (1, 2)), ([1, 2, 1, 2, 1, 2], (1, 2, 2))]
+    )
+    def test_without_drain_a_refresh_may_go_on_before_layer_1_stops(self, order, reads):
+        """So it depends on timing, and the settings refuse early stopping there."""
+        plans = [LayerPlan(4), LayerPlan(1, refresh_epochs=2)]
+        schedule = Schedule(plans, lockstep(plans, drain=False), slots=2)
+        schedule.begin()
+        for layer in order:
+            schedule.finished(layer, stops=layer == 1 and schedule.done[0] == 2)
+        assert schedule.is_finished
+        assert schedule.reads == ((0,) * 3, reads)
 
 
 def reads_of(pace: Pace, depth: int) -> Reads:

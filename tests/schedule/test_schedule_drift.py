@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduleplay import (
     FREE,
@@ -120,18 +120,28 @@ def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: La
 @pytest.mark.parametrize("stops_early", [False, True])
 @given(
     plans=layer_plans,
-    pace=st.sampled_from(
-        [partial(p, drain=drain) for p in KNOWN.values() for drain in (True, False)]
-    ),
+    pace=st.sampled_from(list(KNOWN.values())),
+    drain=st.booleans(),
     last=last_epochs,
     slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
     two=st.tuples(seeds, seeds),
     points=st.integers(0, 99),
 )
+@example(
+    plans=[LayerPlan(4), LayerPlan(2), LayerPlan(1, refresh_epochs=1)],
+    pace=lockstep,
+    drain=False,
+    last=[3, 2, 1],
+    slots=(2, 1),
+    two=(2, 0),
+    points=0,
+)
 def test_planned_decisions_do_not_depend_on_timing_or_slots(
-    plans, pace, last, slots, two, points, stops_early
+    plans, pace, drain, last, slots, two, points, stops_early
 ):
+    """Runs that stop early drain: the settings refuse early stopping with finish first-layer."""
     plans, last = by_drift(plans), last if stops_early else NEVER
+    pace = partial(pace, drain=drain or stops_early)
     runs = [
         played(plans, pace, n, seed, points, last)[0] for n, seed in zip(slots, two, strict=True)
     ]

@@ -328,6 +328,14 @@ class TestRefusals:
                 {"early_stopping": "free-energy-gap", "finish": "first-layer"},
                 "early_stopping: got a metric with finish first-layer in lockstep",
             ),
+            (
+                {
+                    "early_stopping": "free-energy-gap",
+                    "finish": "first-layer",
+                    "schedule": "rounds",
+                },
+                "early_stopping: got a metric with finish first-layer in lockstep",
+            ),
         ],
     )
     def test_a_wrong_value_is_named(self, given, message):
