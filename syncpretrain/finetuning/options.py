@@ -70,8 +70,12 @@ def resolve_options(
     if options.backend.startswith("cupy") and lacks:
         raise SettingsError(f"backend: got {options.backend} {lacks}")
     backend = resolve_backend(options.backend, lacks)
-    options = msgspec.structs.replace(options, backend=backend)
-    options = resolved_tuning(options, backend, shapes, sparse=sparse)
+    precision = tuning_precision(options, backend)
+    work = options.batch_size * sum(shape.products for shape in shapes)
+    is_alone = options.optimizer not in STEPPING or work < WORTH_SHARING  # the BLAS has all cores
+    given = options.products, precision, backend, shapes
+    own = resolve_products(*given, is_better=sparse or is_alone)
+    options = msgspec.structs.replace(options, backend=backend, precision=precision, products=own)
     if options.schedule == ASYNC:
         count = replicas or resolve_threads(options.blas_threads)
         return msgspec.structs.replace(options, replicas=count, blas_threads=1)
@@ -79,7 +83,7 @@ def resolve_options(
         replicas = 1
     if replicas is None:
         threads = resolve_threads(options.blas_threads)
-        if not _is_shared(options, shapes):
+        if is_alone:
             replicas = 1
         else:
             replicas, threads = min(threads, shards or threads), 1
@@ -98,22 +102,11 @@ def resolve_options(
     return msgspec.structs.replace(options, **settled)
 
 
-def resolved_tuning(
-    settings: FinetuneSettings, backend: str, shapes: Sequence[LayerShape], *, sparse: bool
-) -> Any:
-    """Return settings with what ``auto`` stands for in them, float32 where searches need it."""
-    is_exact = settings.precision == "auto" and settings.optimizer not in STEPPING
-    given = "float32" if is_exact else settings.precision
-    precision = resolve_precision(given, backend, "finetune_precision")
-    is_better = sparse or not _is_shared(settings, shapes)  # without workers the BLAS has all cores
-    own = resolve_products(settings.products, precision, backend, shapes, is_better=is_better)
-    return msgspec.structs.replace(settings, precision=precision, products=own)
-
-
-def _is_shared(settings: FinetuneSettings, shapes: Sequence[LayerShape]) -> bool:
-    """Return whether workers share the minibatches by default."""
-    work = settings.batch_size * sum(shape.products for shape in shapes)
-    return settings.optimizer in STEPPING and work >= WORTH_SHARING
+def tuning_precision(settings: FinetuneSettings, backend: str) -> str:
+    """Return the precision that ``auto`` stands for, float32 where searches need it."""
+    if settings.precision == "auto" and settings.optimizer not in STEPPING:
+        return "float32"
+    return resolve_precision(settings.precision, backend, "finetune_precision")
 
 
 def _has_convolutions(shapes: Sequence[LayerShape]) -> bool:

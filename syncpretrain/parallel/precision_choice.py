@@ -116,7 +116,7 @@ def resolve_products(
     return "own" if pays and has_vectors else "blas"
 
 
-def resolved(settings: PretrainSettings, backend: str, *, sparse: bool) -> PretrainSettings:
+def resolved(settings: PretrainSettings, backend: str, *, sparse: bool = False) -> PretrainSettings:
     """Return settings of pretraining on a backend, with what ``auto`` stands for in them.
 
     Raises SettingsError as :func:`resolve_precision` does.

@@ -86,7 +86,7 @@ class Plan:
         task = self.task.settings
         layers = task.architecture or task.layers
         stack: dict[str, Any] = {"layers": layers, "epochs": task.epochs}
-        usual = {"batch_size": 100, "model": "rbm", "precision": "float32", "products": "blas"}
+        usual = {"batch_size": 100, "model": "rbm", "precision": "float32", "products": "auto"}
         given = {name: getattr(task, name) for name in usual}
         stack |= {name: value for name, value in given.items() if value != usual[name]}
         if any(task.settle):
@@ -218,7 +218,8 @@ def plan_for(
         If a minibatch has more examples than there are.
     """
     backend = task.settings.backend if is_on_gpus(task) else "numpy"  # the cores
-    task = replace(task, settings=resolved(task.settings, backend, sparse=False))
+    given, sparse = task.settings.products, task.settings.sparse
+    task = replace(task, settings=resolved(task.settings, backend, sparse=sparse))
     kept = task.settings, task.examples, task.held_out, workers
     place = place_of_timings(*kept) if remembers else None
 
@@ -232,6 +233,7 @@ def plan_for(
     timings = timings or remembered(place, measured)
     found = candidates(task, timings)
     choice = simplest(eligible(task, found))
+    task = replace(task, settings=msgspec.structs.replace(task.settings, products=given))
     return Plan(task, tuple(found), choice, task.floor_seconds(timings), timings)
 
 

@@ -80,7 +80,7 @@ def measure(
         once = list({id(own): own for own in kinds}.values())
         _time(once, seconds, most - (perf_counter() - started))
     layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
-    if not all(layer.has_blas for layer in layers):
+    if any(x.blas_step is None or (x.transform and x.blas_transform is None) for x in layers):
         threads = 1  # what BLAS takes with more was not measured
     notes = probes.notes_on(once, most)
     return Timings(layers, workers, threads, perf_counter() - started, notes=notes)

@@ -63,11 +63,6 @@ class LayerTimings:
     blas_validation: float | None = None
     parts: Mapping[int, float] = field(default_factory=dict)
 
-    @property
-    def has_blas(self) -> bool:
-        """Whether all was measured of a BLAS with all cores."""
-        return self.blas_step is not None and not (self.transform and self.blas_transform is None)
-
     def milliseconds(self) -> dict[str, object]:
         """Return the timings of a minibatch in milliseconds."""
         sharded = {

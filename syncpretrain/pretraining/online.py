@@ -71,7 +71,7 @@ class OnlineStack:
         if stack is not None:
             settings["visible_units"] = stack.units[0]
         wanted, _ = settled(layers, look_at(X), settings)
-        self.settings = resolved(wanted, "numpy", sparse=not isinstance(X, np.ndarray))
+        self.settings = resolved(wanted, "numpy")
         gaussian = not kind_of(self.settings.visible_units).is_unit_interval
         own = Meaning("numbers", origin_of(X) if gaussian and isinstance(X, np.ndarray) else ())
         self._meaning = own if stack is None else stack.meaning or own

@@ -171,7 +171,7 @@ class Checkpoints:
         def write(path: Path) -> None:
             file.write(path, state(), self._header)
 
-        path = self._folder / f"{stem}-{number:08d}.safetensors"  # a higher number is a newer one
+        path = checkpoint_path(self._folder, stem, number)
         if self._write_file(path, write, stem, self.settings.run.keep):
             self._last_done = tuple(done)
 
@@ -193,6 +193,11 @@ class Checkpoints:
 def has_pretrained(folder: Path) -> bool:
     """Return whether a run folder still has the result of pretraining."""
     return (folder / CHECKPOINTS_NAME / PRETRAINED_NAME).is_file()
+
+
+def checkpoint_path(folder: Path, stem: str, number: int) -> Path:
+    """Return the file of a checkpoint; a higher number is a newer one."""
+    return folder / f"{stem}-{number:08d}.safetensors"
 
 
 def newest_checkpoint(

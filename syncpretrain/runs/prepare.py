@@ -16,11 +16,11 @@ from syncpretrain.data.facts import facts_of
 from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.readers import KnownFile, is_mapped_file, share_of
 from syncpretrain.errors import SettingsError
-from syncpretrain.finetuning.options import resolved_tuning, tuning_options
+from syncpretrain.finetuning.options import tuning_options, tuning_precision
 from syncpretrain.finetuning.prepared import Finetuning
 from syncpretrain.finetuning.tasks import Form, Part
 from syncpretrain.parallel.blas import blas_threads
-from syncpretrain.parallel.precision_choice import resolved
+from syncpretrain.parallel.precision_choice import resolve_precision
 from syncpretrain.pretraining.build_data import with_facts_of
 from syncpretrain.runs.folder import check_path_text
 from syncpretrain.schedule.kinds import UNTRAINED
@@ -135,12 +135,19 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     """
     threads = blas_threads(settings.pretrain.blas_threads)
     backend = resolve_backend(settings.pretrain.backend, _why_on_the_cpu(settings, data))
-    pretrain = msgspec.structs.replace(settings.pretrain, blas_threads=threads)
-    sparse = data is not None and with_facts_of(pretrain, data.train).sparse
-    pretrain = resolved(pretrain, backend, sparse=sparse)
-    if (finetune := settings.finetune).objective != "none":
-        finetune = resolved_tuning(finetune, backend, pretrain.shapes, sparse=sparse)
+    fixed = {"blas_threads": threads, "backend": backend}
+    fixed["precision"] = resolve_precision(settings.pretrain.precision, backend)
+    pretrain = msgspec.structs.replace(settings.pretrain, **fixed)
+    precision = tuning_precision(settings.finetune, backend)
+    finetune = msgspec.structs.replace(settings.finetune, precision=precision)
     return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
+
+
+def as_begun(settings: Settings, was: dict[str, Any]) -> Settings:
+    """Return the settings of a run, given those in its identity: without products the BLAS's."""
+    older = [name for name in ("pretrain", "finetune") if "products" not in was.get(name, ())]
+    blas = {n: msgspec.structs.replace(getattr(settings, n), products="blas") for n in older}
+    return msgspec.structs.replace(settings, **blas)
 
 
 def idle_gpu_notice(settings: Settings, data: Dataset) -> str | None:

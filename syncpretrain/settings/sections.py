@@ -175,8 +175,6 @@ def moved_elsewhere(settings: Settings, **elsewhere: Any) -> Settings:
                 f" {', '.join(ELSEWHERE)} can be others"
             )
     pretrain_changes, tuning = dict(elsewhere), settings.finetune
-    if settings.pretrain.products == "auto":  # an earlier version began it, with the BLAS's alone
-        pretrain_changes["products"], tuning = "blas", replaced(tuning, products="blas")
     if elsewhere.get("runtime", "mpi") != "mpi":
         pretrain_changes.setdefault("exchange", "messages")  # other exchanges need ranks
         tuning = off_ranks(tuning)

@@ -16,7 +16,7 @@ from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.base import Backend
 from syncpretrain.errors import RunInterrupted, SettingsError, SyncpretrainError
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.options import resolved_tuning
+from syncpretrain.finetuning.options import tuning_precision
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.precision import multiply_bfloat16
@@ -333,6 +333,7 @@ def test_auto_is_bfloat16_where_it_was_measured_to_be_faster(bits, monkeypatch, 
     after = tuned(bits, precision="auto")
     assert after.info["finetune"][0]["precision"] == expected
     assert after.parameters_sha256 == tuned(bits, precision=expected).parameters_sha256
-    searches = FinetuneSettings(optimizer="cg", precision="auto")
-    assert resolved_tuning(searches, "numpy", (), sparse=False).precision == "float32"
+    assert (
+        tuning_precision(FinetuneSettings(optimizer="cg", precision="auto"), "numpy") == "float32"
+    )
     assert resolve_precision("auto", "cupy") == "float32"

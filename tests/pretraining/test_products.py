@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 
 import numpy as np
 import pytest
 from scipy import sparse
+from trialruns import DieAt
 
 from syncpretrain import pretrain
-from syncpretrain.errors import SettingsError
+from syncpretrain.errors import DivergedError, SettingsError
+from syncpretrain.events import EpochFinished
 from syncpretrain.kernels import native, precision
 from syncpretrain.kernels.program import Program
 from syncpretrain.parallel import precision_choice
 from syncpretrain.parallel.precision_choice import resolve_products
-from syncpretrain.runs.run import train_run
-from syncpretrain.settings import moved_elsewhere, read_settings, settings_from
+from syncpretrain.planning.candidates import Task
+from syncpretrain.planning.choice import plan_for
+from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.settings.architecture import read_architecture
 from syncpretrain.shapes import DenseShape
+from syncpretrain.sklearn import StackedRBM
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 FORMS = native.extension.float32_forms() if native.extension else ()
@@ -163,17 +170,49 @@ class TestAuto:
         shas = {pretrain(rows, products=p, **how).parameters_sha256 for p in ("auto", "blas")}
         assert len(shas) == 1
 
-    def test_a_run_records_what_it_took(self, tmp_path):
-        np.savez(tmp_path / "x.npz", X=np.random.default_rng(0).random((60, 300), dtype="f4"))
-        how = {"data": {"name": str(tmp_path / "x.npz")}, "epochs": 1, "batch_size": 20}
-        settings = settings_from((300, 300), **how)
-        train_run(settings, out=tmp_path / "run")
-        assert read_settings(tmp_path / "run" / "config.toml").pretrain.products == "own"
+    def test_the_stack_says_what_was_taken(self):
+        data = np.random.default_rng(0).random((60, 300), dtype=np.float32)
+        stack = pretrain(data, layers=(300, 300), epochs=1, batch_size=20, warn=False)
+        assert stack.info["pretrain"]["products"] == "own"
 
-    def test_a_run_that_an_earlier_version_began_goes_on_with_the_blas(self):
-        tuned = {"objective": "reconstruction"}
-        older = settings_from((300, 300), finetune=tuned)  # a file without the setting
-        moved = moved_elsewhere(older, workers=2)
-        assert (moved.pretrain.products, moved.finetune.products) == ("blas", "blas")
-        newer = settings_from((300, 300), products="own", finetune=tuned)
-        assert moved_elsewhere(newer, workers=2).finetune.products == "auto"
+    def test_parts_of_either_kind_train_the_same_stack(self):
+        rows = sparse.random(60, 300, 0.05, format="csr", dtype=np.float32, random_state=0)
+        found = set()
+        for parts in ((rows, rows), (rows.toarray(), rows), (rows, rows.toarray())):
+            rbms = StackedRBM([300, 20], batch_size=20, random_state=0, visible_units="bernoulli")
+            for part in parts:
+                rbms.partial_fit(part)
+            found.add(rbms.stack_.parameters_sha256)
+        assert len(found) == 1
+
+    def test_a_plan_of_sparse_rows(self):
+        settings = settings_from((300, 300), batch_size=20, sparse=True).pretrain
+        found = plan_for(Task(settings, 60, 0), measure_seconds=0)
+        assert found.task.settings.products == "auto"
+        assert "products" not in found.command
+
+
+@pytest.mark.parametrize("lacking", [("pretrain", "finetune"), ("finetune",)])
+def test_a_run_that_began_without_the_setting_goes_on_with_the_blas(lacking, tmp_path):
+    how = {"batch_size": 20, "epochs": 3, "products": "blas"}
+    how["data"] = {"name": str(tmp_path / "x.npy")}
+    tuning = {"objective": "reconstruction", "epochs": 1, "batch_size": 20, "products": "blas"}
+    how["finetune"] = tuning
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((60, 300), dtype=np.float32))
+    settings = settings_from((300, 300), **how)
+    whole = train_run(settings, out=tmp_path / "whole")
+    with pytest.raises(DivergedError):
+        dies = DieAt(EpochFinished, n=2, error=DivergedError("at a moment"))
+        train_run(settings, out=tmp_path / "run", observers=[dies])
+    for name, line in (
+        ("config.toml", r'products = "blas"\n'),
+        ("run.json", r'"products":"blas",'),
+    ):
+        text = (tmp_path / "run" / name).read_text()
+        head, tail = text.split("finetune", 1)
+        head = re.sub(line, "", head) if "pretrain" in lacking else head
+        (tmp_path / "run" / name).write_text(head + "finetune" + re.sub(line, "", tail))
+    assert read_settings(tmp_path / "run" / "config.toml").finetune.products == "auto"
+    assert resume_run(tmp_path / "run")["parameters_sha256"] == whole["parameters_sha256"]
+    metrics = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert "products" not in metrics["settings"]["finetune"]

@@ -85,8 +85,7 @@ class TestTrain:
         assert settings.data.name == "digits"
         taken = settings.finetune.precision
         assert taken in ("float32", "bfloat16")
-        named = {"precision": taken, "products": "blas"}
-        assert settings.finetune == replace(read_settings(preset).finetune, **named)
+        assert settings.finetune == replace(read_settings(preset).finetune, precision=taken)
         assert settings.pretrain.momentum == ("0.5",)
 
     def test_one_value_a_layer_does_not_fit_another_depth(self, call, tmp_path):

@@ -581,10 +581,9 @@ class TestReplaced:
 
 class TestElsewhere:
     def test_a_run_goes_on_with_others(self):
-        settings = settings_from(LAYERS, products="blas")
-        elsewhere = {"runtime": "serial", "workers": 2, "backend": "numpy"}
-        found = moved_elsewhere(settings, **elsewhere)
-        assert found == settings_from(LAYERS, products="blas", **elsewhere)
+        settings = settings_from(LAYERS)
+        found = moved_elsewhere(settings, runtime="serial", workers=2, backend="numpy")
+        assert found == settings_from(LAYERS, runtime="serial", workers=2, backend="numpy")
         assert moved_elsewhere(settings) == settings
 
     @pytest.mark.parametrize(
