@@ -433,7 +433,7 @@ class SavedCall:
         had = {"validation": has["validation"]} | header.get("data", {})
         if own := {name for name in {*had, *has} if had.get(name) != has.get(name)}:
             differing.insert(0, "validation" if own == {"validation"} else self.examples)
-        return f"{differing[0]} was another" if differing else None
+        return f"{differing[0]} was {was.get(differing[0], 'another')}" if differing else None
 
 
 def _data_record(X: Any) -> dict[str, Any]:

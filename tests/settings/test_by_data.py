@@ -362,7 +362,7 @@ class TestResume:
     )
     def test_another_call_is_refused(self, tmp_path, others, name):
         self.stopped(tmp_path)
-        with pytest.raises(CheckpointError, match=f"call, in which {name} was another; give"):
+        with pytest.raises(CheckpointError, match=f"in which {name} was (?!another)[^;]+; give"):
             pretrain(table(), resume=tmp_path, **(RESUMED | others))
         with pytest.raises(CheckpointError, match=r"is of another .* in which X was another"):
             pretrain(1 - table(), resume=tmp_path, **RESUMED)
