@@ -74,7 +74,7 @@ def resolve_options(
     work = options.batch_size * sum(shape.products for shape in shapes)
     is_alone = options.optimizer not in STEPPING or work < WORTH_SHARING  # the BLAS has all cores
     given = options.products, precision, backend, shapes
-    own = resolve_products(*given, is_better=sparse or is_alone)
+    own = resolve_products(*given, prefers_blas=sparse or is_alone)
     options = msgspec.structs.replace(options, backend=backend, precision=precision, products=own)
     if options.schedule == ASYNC:
         count = replicas or resolve_threads(options.blas_threads)

@@ -92,7 +92,7 @@ def resolve_precision(name: str, backend: str, setting: str = "precision") -> st
 
 
 def resolve_products(
-    name: str, precision: str, backend: str, shapes: Sequence[LayerShape], *, is_better: bool
+    name: str, precision: str, backend: str, shapes: Sequence[LayerShape], *, prefers_blas: bool
 ) -> Any:
     """Return the products that ``auto`` stands for here, or those that were named.
 
@@ -104,14 +104,14 @@ def resolve_products(
         As they were resolved.
     shapes : sequence of LayerShape
         The layers that are multiplied by.
-    is_better : bool
-        Whether the BLAS is, since it has all cores, or rows are sparse.
+    prefers_blas : bool
+        Whether the BLAS is faster all the same: it has all cores, or rows are sparse.
     """
     if name != "auto":
         return name
     is_wide = sum(shape.weights for shape in shapes) >= WORTH_OWN
     is_exact = (precision, backend) == ("float32", "numpy")
-    pays = is_exact and is_wide and not is_better and all(type(x) is DenseShape for x in shapes)
+    pays = is_exact and is_wide and not prefers_blas and all(type(x) is DenseShape for x in shapes)
     has_vectors = extension is not None and extension.float32_forms()[0] != "portable"
     return "own" if pays and has_vectors else "blas"
 
@@ -123,5 +123,5 @@ def resolved(settings: PretrainSettings, backend: str, *, sparse: bool = False) 
     """
     precision = resolve_precision(settings.precision, backend)
     given = settings.products, precision, backend, settings.shapes
-    own = resolve_products(*given, is_better=sparse or settings.schedule == "greedy")
+    own = resolve_products(*given, prefers_blas=sparse or settings.schedule == "greedy")
     return msgspec.structs.replace(settings, backend=backend, precision=precision, products=own)

@@ -117,7 +117,7 @@ WIDE = DenseShape(300, 300), DenseShape(300, 10)
 class TestAuto:
     @pytest.mark.parametrize("name", ["blas", "own"])
     def test_what_is_named_stays(self, name):
-        assert resolve_products(name, "bfloat16", "numpy", (), is_better=True) == name
+        assert resolve_products(name, "bfloat16", "numpy", (), prefers_blas=True) == name
 
     @pytest.mark.parametrize(
         ("products", "changes"),
@@ -127,16 +127,16 @@ class TestAuto:
             ("blas", {"shapes": (*read_architecture("1x28x28,conv:20x5,500")[1], *WIDE)}),
             ("blas", {"precision": "bfloat16"}),
             ("blas", {"backend": "cupy"}),
-            ("blas", {"is_better": True}),
+            ("blas", {"prefers_blas": True}),
         ],
     )
     def test_own_ones_where_they_pay(self, products, changes):
-        how = {"precision": "float32", "backend": "numpy", "shapes": WIDE, "is_better": False}
+        how = {"precision": "float32", "backend": "numpy", "shapes": WIDE, "prefers_blas": False}
         assert resolve_products("auto", **(how | changes)) == products
 
     def test_the_blas_without_the_compiled_kernels(self, monkeypatch):
         monkeypatch.setattr(precision_choice, "extension", None)
-        assert resolve_products("auto", "float32", "numpy", WIDE, is_better=False) == "blas"
+        assert resolve_products("auto", "float32", "numpy", WIDE, prefers_blas=False) == "blas"
 
     @pytest.mark.parametrize(
         ("products", "settings"),
