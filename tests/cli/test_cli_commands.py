@@ -9,6 +9,7 @@ import sys
 import click
 import numpy as np
 import pytest
+from commandline import exit_status
 from PIL import Image
 
 import syncpretrain
@@ -168,6 +169,9 @@ class TestReconstruct:
         assert said == "p.png: 7 examples of bytes.npy above their reconstructions\n"
 
 
+UPPER, NO_IMAGES = "on-file --level 2 --save y.npy", "for samples that are no images"
+
+
 class TestSample:
     def test_a_png_of_20_samples_in_the_run_folder(self, call, folder):
         said = call("sample", "on-file", "--steps", 3)
@@ -237,45 +241,31 @@ class TestSample:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            ("on-digits", "the top layer is an autoencoder, or was fine-tuned, and is no RBM"),
+            ("on-file --level 2", "--save: got none for level 2"),
+            ("on-file --level 9", "--level: got 9, expected 1 to 2"),
+            ("on-file --level 9 --save y.npy", "--level: got 9, expected 1 to"),
+            ("on-file --save x.txt", "--save: got x.txt, expected a file that ends"),
+            ("on-file --steps 0", "--steps: got 0"),
+            (f"{UPPER} --out z.png", f"--out: got z.png {NO_IMAGES}; leave it out"),
+            (f"{UPPER} --shape 8x8", f"--shape: got 8x8 {NO_IMAGES}; leave it out"),
             (
-                ["on-digits"],
-                "Error: the top layer is an autoencoder, or was fine-tuned, and is no RBM",
+                "on-file --start chains",
+                "layer 1 keeps no chains; pretrain with --persistent and --chains 500, say,",
             ),
-            (["on-file", "--level", "2"], "Error: --save: got none for level 2"),
-            (["on-file", "--level", "9"], "Error: --level: got 9, expected 1 to 2"),
+            ("on-file --save no/x.npy", "--save: the folder no does not exist"),
             (
-                ["on-file", "--level", "9", "--save", "y.npy"],
-                "Error: --level: got 9, expected 1 to",
-            ),
-            (["on-file", "--save", "x.txt"], "Error: --save: got x.txt, expected a file that ends"),
-            (["on-file", "--steps", "0"], "Error: --steps: got 0"),
-            (
-                ["on-file", "--level", "2", "--save", "y.npy", "--out", "z.png"],
-                "Error: --out: got z.png for samples that are no images; leave it out",
-            ),
-            (
-                ["on-file", "--level", "2", "--save", "y.npy", "--shape", "8x8"],
-                "Error: --shape: got 8x8 for samples that are no images; leave it out",
-            ),
-            (
-                ["on-file", "--start", "chains"],
-                "Error: layer 1 keeps no chains; pretrain with --persistent and --chains 500, say,",
-            ),
-            (["on-file", "--save", "no/x.npy"], "Error: --save: the folder no does not exist"),
-            (
-                ["on-file", "--save", "on-file/model.safetensors"],
-                "Error: --save: on-file/model.safetensors is a file of the run",
+                "on-file --save on-file/model.safetensors",
+                "--save: on-file/model.safetensors is a file of the run",
             ),
         ],
     )
     def test_refusals(self, folder, monkeypatch, capsys, arguments, message):
         monkeypatch.chdir(folder)
-        with pytest.raises(SystemExit) as ended:
-            main(["sample", *arguments], prog_name="syncpretrain")
+        status = exit_status("sample", *arguments.split())
         out, err = capsys.readouterr()
-        assert (ended.value.code, out) == (2, "")
-        assert err.startswith(message)
-        assert err.count("\n") == 1
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"Error: {message}")
 
 
 class TestDoctor:

@@ -163,21 +163,21 @@ class TestOthers:
             image.load()
             assert image.format == "PNG"
 
-    def test_sample_them(self, call, tmp_path):
-        for start in ("noise", "data"):
-            target = tmp_path / f"{start}.png"
-            given = ("--start", start, "--steps", 3, "--count", 4, "--out", target)
-            printed, _ = call("sample", "gaussian", *given)
-            assert printed == f"{target}: 4 samples after 3 steps from {start}\n"
-            with Image.open(target) as image:
-                image.load()
-                assert image.format == "PNG"
+    @pytest.mark.parametrize("start", ["noise", "data"])
+    def test_sample_them(self, call, tmp_path, start):
+        target = tmp_path / "s.png"
+        given = ("--start", start, "--steps", 3, "--count", 4, "--out", target)
+        printed, _ = call("sample", "gaussian", *given)
+        assert printed == f"{target}: 4 samples after 3 steps from {start}\n"
+        with Image.open(target) as image:
+            image.load()
+            assert image.format == "PNG"
 
-    def test_a_stack_without_an_rbm_has_no_samples(self, call, tmp_path):
-        for run in ("autoencoder", "classifier"):
-            printed, err = call("sample", run, "--out", tmp_path / "x.png", status=2)
-            assert (printed, err.count("\n")) == ("", 1)
-            assert not (tmp_path / "x.png").exists()
+    @pytest.mark.parametrize("run", ["autoencoder", "classifier"])
+    def test_a_stack_without_an_rbm_has_no_samples(self, call, tmp_path, run):
+        printed, err = call("sample", run, "--out", tmp_path / "x.png", status=2)
+        assert (printed, err.count("\n")) == ("", 1)
+        assert not (tmp_path / "x.png").exists()
 
     def test_encode_with_a_classifier(self, call, folder, tmp_path):
         call("encode", "classifier", "--out", tmp_path / "z.npy")
@@ -242,9 +242,6 @@ WRONG = [
     ("--loss squared", "--loss: got a value with model rbm, expected none"),
     ("--untied", "--tied: got a value with model rbm, expected none"),
     ("--model autoencoder --persistent", "--persistent: got True with model autoencoder, which"),
-    ("--model denoising --sparsity-cost 1", "--sparsity-cost: got 1.0 with model denoising"),
-    ("--model contractive --hidden-dropout 0.5", "--hidden-dropout: got 0.5 with model contr"),
-    ("--model denoising --contraction 0.2", "--contraction: got 0.2 with model denoising"),
     ("--model x", "--model: 'x' is not one of 'rbm', 'autoencoder'"),
     ("--early-stopping validation-error", "--early-stopping: got validation-error with model r"),
     (
@@ -253,7 +250,6 @@ WRONG = [
     ),
     ("--hidden-units cubic", "--hidden-units: got 'cubic', expected bernoulli or gaussian or"),
     ("--hidden-units tanh", "--hidden-units: got tanh with model rbm, expected units whose"),
-    ("--visible-units tanh", "--visible-units: got tanh, expected bernoulli or gaussian"),
     ("--hidden-units relu,relu,relu", "--hidden-units: got 3 values, expected one for all"),
     ("--hidden-units gaussian --sparsity-cost 1", "--sparsity-cost: got a cost for gaussian"),
     ("--visible-units relu", "--visible-units: got relu, expected bernoulli or gaussian"),
@@ -276,13 +272,10 @@ WRONG = [
         "--finetune reconstruction --finetune-batch-size 10 --finetune-patience 2 --validation 0",
         "--finetune-patience: got a number without validation examples",
     ),
-    ("--finetune-patience 2", "--finetune-patience: got 2 without fine-tuning; add --finetune"),
-    ("--finetune reconstruction --finetune-momentum 0.5", "--finetune-momentum: got momentum w"),
     (
         "--finetune reconstruction --finetune-optimizer sgd --finetune-nesterov",
         "--finetune-nesterov: got no momentum, expected one above 0",
     ),
-    ("--finetune classification --finetune-loss squared", "--finetune-loss: got squared for cl"),
     ("--finetune classification --finetune-dropout 1", "--finetune-dropout: got 1.0, expected"),
     ("--data wide.npy --visible-units bernoulli", "wide.npy: got "),
 ]

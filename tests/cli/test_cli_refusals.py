@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -70,11 +69,6 @@ OPTIONS = [
     ("--layers 16", "--layers: got 16, expected two numbers or more"),
     ("--layers 16,0", "--layers: got 0, expected a whole number of at least 1"),
     ("--layers 16,-3", "--layers: got -3, expected a whole number of at least 1"),
-    (
-        "--layers 16,many",
-        "--layers: got 'many', expected a whole number, conv:FILTERSxSIZE or pool:SIZE",
-    ),
-    ("--layers 16,1000000000", "--layers: got 1000000000 units, expected at most 1000000"),
     ("--layers 16,1000000,1000000", "--layers: 16,1000000,1000000 on 40 examples need about"),
     ("--layers 15,8", "--layers: the first number is 15, but an example has 16 values; begin wi"),
     (
@@ -86,9 +80,6 @@ OPTIONS = [
         "--layers: images of 3x8x8 have 192 values, but an example has 16; begin with images of 16",
     ),
     ("--layers 16,conv:2x3", "--layers: got 16 before conv:2x3, expected the shape of the images"),
-    ("--layers 1x4x4,conv:2x5", "--layers: got conv:2x5 on images of 1x4x4, expected filters of"),
-    ("--layers 1x4x4,conv:2x2,pool:2", "--layers: got pool:2 on maps of 3x3, expected a size that"),
-    ("--layers 1x4x4,conv:1000000000x3", "--layers: got 1000000000 filters in conv:1000000000x3"),
     (
         "--layers 1x4x4,conv:62500x1,1000000",
         "--layers: 1x4x4,conv:62500x1,1000000 on 40 examples need about",
@@ -126,7 +117,7 @@ OPTIONS = [
     ("--epochs 1,2,3", "--epochs: got 3 values, expected one for all layers or 2"),
     ("--epochs 0", "--epochs: got 0, expected a whole number of at least 1"),
     ("--epochs 1.5", "--epochs: got '1.5', expected whole numbers"),
-    ("--epochs 1000000000", "--epochs: got 1000000000, expected at most"),
+    ("--epochs 1000000000", "--epochs: got 1000000000, expected at most 1000000"),
     ("--refresh-epochs 1,2,3", "--refresh-epochs: got 3 values, expected one for all"),
     ("--refresh-epochs -1", "--refresh-epochs: got -1, expected a whole number of at least 0"),
     ("--cd-steps 0", "--cd-steps: got 0, expected a whole number of at least 1"),
@@ -266,6 +257,35 @@ class TestTrain:
         assert err.splitlines()[-1].startswith("Error: --layers: got 16")
 
 
+COMMANDS = [
+    ("encode RUN", "Missing option '--out'; see syncpretrain encode --help"),
+    ("encode RUN --out empty", "--out: empty is a folder; name a file"),
+    ("encode RUN --out no/z.npy", "--out: the folder no does not exist"),
+    ("encode RUN --out z.npy --layer 0", "--layer: got 0, expected 1 to 2"),
+    ("encode RUN --out z.npy --layer 3", "--layer: got 3, expected 1 to 2"),
+    ("encode RUN --out z.npy --data inf.npy", "inf.npy: got inf at row 7, column 3"),
+    ("encode RUN --out z.npy --data no.npy", "--data: got 'no.npy', which is neither"),
+    ("encode RUN --out z.npy --part x", "--part: 'x' is not one of 'train'"),
+    ("encode RUN --out z.npy --part test", "--part: got test, but "),
+    ("evaluate RUN --data narrow.npy", "--data: narrow.npy has 3 values an example, but"),
+    ("evaluate RUN --data big.npy", "big.npy: got 1."),
+    ("evaluate RUN/model.safetensors --data no", "--data: got 'no', which is neither"),
+    ("reconstruct RUN --shape 5x5", "--shape: got '5x5', expected HxW with a product of 16"),
+    ("reconstruct RUN --shape wide", "--shape: got 'wide', expected HxW with a product"),
+    ("reconstruct RUN --count 0", "--count: got 0, expected a whole number of at least 1"),
+    ("reconstruct RUN --seed -1", "--seed: got -1, expected a whole number of at least 0"),
+    ("reconstruct RUN --out no/x.png", "--out: the folder no does not exist"),
+    ("reconstruct RUN --out x.jpg", "--out: got x.jpg, expected a name that ends with .png"),
+    ("filters RUN --out x", "--out: got x, expected a name that ends with .png"),
+    (
+        "sample RUN --save z.npy --out z.gif",
+        "--out: got z.gif, expected a name that ends with .png",
+    ),
+    ("nonsense", "No such command 'nonsense'; see syncpretrain --help"),
+    ("--nonsense", "No such option"),
+]
+
+
 class TestOthers:
     @pytest.mark.parametrize("command", ["evaluate", "encode", "reconstruct"])
     def test_no_run(self, folder, capsys, command):
@@ -278,42 +298,7 @@ class TestOthers:
         line = refusal(capsys, command, *(("--out", "z") if command == "encode" else ()))
         assert line == f"Error: Missing argument 'RUN'; see syncpretrain {command} --help"
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ("encode RUN", "Missing option '--out'; see syncpretrain encode --help"),
-            ("encode RUN --out empty", "--out: empty is a folder; name a file"),
-            ("encode RUN --out no/z.npy", "--out: the folder no does not exist"),
-            ("encode RUN --out z.npy --layer 0", "--layer: got 0, expected 1 to 2"),
-            ("encode RUN --out z.npy --layer 3", "--layer: got 3, expected 1 to 2"),
-            ("encode RUN --out z.npy --data inf.npy", "inf.npy: got inf at row 7, column 3"),
-            ("encode RUN --out z.npy --data no.npy", "--data: got 'no.npy', which is neither"),
-            ("encode RUN --out z.npy --part x", "--part: 'x' is not one of 'train'"),
-            ("encode RUN --out z.npy --part test", "--part: got test, but "),
-            ("evaluate RUN --data narrow.npy", "--data: narrow.npy has 3 values an example, but"),
-            ("evaluate RUN --data big.npy", "big.npy: got 1."),
-            ("evaluate RUN/model.safetensors --data no", "--data: got 'no', which is neither"),
-            (
-                "reconstruct RUN --shape 5x5",
-                "--shape: got '5x5', expected HxW with a product of 16",
-            ),
-            ("reconstruct RUN --shape wide", "--shape: got 'wide', expected HxW with a product"),
-            ("reconstruct RUN --count 0", "--count: got 0, expected a whole number of at least 1"),
-            ("reconstruct RUN --seed -1", "--seed: got -1, expected a whole number of at least 0"),
-            ("reconstruct RUN --out no/x.png", "--out: the folder no does not exist"),
-            (
-                "reconstruct RUN --out x.jpg",
-                "--out: got x.jpg, expected a name that ends with .png",
-            ),
-            ("filters RUN --out x", "--out: got x, expected a name that ends with .png"),
-            (
-                "sample RUN --save z.npy --out z.gif",
-                "--out: got z.gif, expected a name that ends with .png",
-            ),
-            ("nonsense", "No such command 'nonsense'; see syncpretrain --help"),
-            ("--nonsense", "No such option"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "message"), COMMANDS, ids=[row[0] for row in COMMANDS])
     def test_an_option(self, folder, capsys, trained, arguments, message):
         np.save("narrow.npy", np.zeros((4, 3), np.float32))
         before = sorted(folder.rglob("*"))
@@ -333,11 +318,15 @@ class TestOthers:
         )
         assert (trained / name).read_bytes() == before
 
-    def test_a_file_that_is_read(self, folder, capsys, trained):
+    @pytest.mark.parametrize("data", ["x.npy", "~/x.npy"])
+    def test_a_file_that_is_read(self, folder, capsys, trained, data, monkeypatch):
+        monkeypatch.setenv("HOME", str(folder))
         before = Path("x.npy").read_bytes()
-        line = refusal(capsys, "encode", trained, "--data", "x.npy", "--out", folder / "x.npy")
+        line = refusal(capsys, "encode", trained, "--data", data, "--out", folder / "x.npy")
         assert line == f"Error: --out: {folder / 'x.npy'} is a file that is read; name another one"
         assert Path("x.npy").read_bytes() == before
+
+    def test_a_model_that_is_read(self, folder, capsys, trained):
         alone = shutil.copy(trained / "model.safetensors", folder / "net.safetensors")
         line = refusal(capsys, "export", alone, "--out", "net.safetensors")
         assert line == "Error: --out: net.safetensors is a file that is read; name another one"
@@ -350,22 +339,15 @@ class TestOthers:
         assert line == f"Error: --out: {data} is a file that is read; name another one"
         assert data.read_bytes() == before
 
-    def test_a_file_that_is_read_from_the_home_folder(self, folder, capsys, trained, monkeypatch):
-        monkeypatch.setenv("HOME", str(folder))
-        line = refusal(capsys, "encode", trained, "--data", "~/x.npy", "--out", folder / "x.npy")
-        assert line == f"Error: --out: {folder / 'x.npy'} is a file that is read; name another one"
-
-    def test_a_damaged_model(self, folder, capsys, trained):
+    def test_a_model_without_a_run_asks_for_data_and_may_be_damaged(self, folder, capsys, trained):
         content = bytearray((trained / "model.safetensors").read_bytes())
-        content[-5] ^= 1
-        (folder / "model.safetensors").write_bytes(content)
-        line = refusal(capsys, "evaluate", "model.safetensors", "--data", "x.npy")
-        assert line.startswith("Error: model.safetensors: is damaged")
-
-    def test_a_model_without_a_run_asks_for_data(self, folder, capsys, trained):
-        (folder / "m.safetensors").write_bytes((trained / "model.safetensors").read_bytes())
+        Path("m.safetensors").write_bytes(content)
         line = refusal(capsys, "evaluate", "m.safetensors")
         assert line.startswith("Error: --data: got nothing, and m.safetensors names no data")
+        content[-5] ^= 1
+        Path("m.safetensors").write_bytes(content)
+        line = refusal(capsys, "evaluate", "m.safetensors", "--data", "x.npy")
+        assert line.startswith("Error: m.safetensors: is damaged")
 
     def test_no_shape_that_is_square(self, folder, capsys, tmp_path):
         np.save("narrow.npy", np.zeros((20, 3), np.float32))
@@ -400,18 +382,12 @@ class TestPaths:
     def test_a_name_that_is_no_text(self, folder, capsys, option):
         name = os.fsdecode(b"bad\xff.npy")
         np.save(name, np.zeros((60, 16), np.float32))
-        given = {"out": "run", "data": "x.npy"} | {option: name}
-        if option == "out":
-            given["out"] = os.fsdecode(b"run\xff")
-        if option == "resume":
-            line = refusal(capsys, "train", "--resume", name)
-        else:
-            line = refusal(
-                capsys,
-                *TRAIN,
-                "--layers=16,4",
-                *(f"--{key}={value}" for key, value in given.items()),
-            )
+        given = {
+            "out": ("--layers=16,4", "--data=x.npy", f"--out={name}x"),
+            "data": ("--layers=16,4", f"--data={name}", "--out=run"),
+            "resume": ("--resume", name),
+        }
+        line = refusal(capsys, "train", *given[option])
         assert line.startswith(f"Error: --{option}: got ")
         assert line.endswith("whose bytes are no UTF-8 text; rename it, or take another")
 
@@ -422,7 +398,3 @@ class TestPaths:
         monkeypatch.setattr(Path, "is_dir", refuse)
         line = refusal(capsys, "train", "--resume", "secret/run")
         assert line == "Error: --resume: cannot read secret/run: Permission denied"
-
-
-def test_the_metrics_are_the_only_object_in_their_file(trained):
-    assert json.loads((trained / "metrics.json").read_text())["out"] == str(trained)

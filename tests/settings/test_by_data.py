@@ -79,14 +79,19 @@ class TestRules:
         assert found["learning_rate"] == [0.001, 0.1]
 
     @pytest.mark.parametrize(
-        ("name", "value"),
-        [("epochs", 10), ("batch_size", 5), ("visible_units", "bernoulli"), ("epochs", "auto")],
+        "given",
+        [
+            *(
+                {"epochs": 10},
+                {"epochs": "auto"},
+                {"batch_size": 5},
+                {"visible_units": "bernoulli"},
+            ),
+            {"learning_rate": 0.02},  # beside chosen units
+        ],
     )
-    def test_what_is_given_stays(self, name, value):
-        assert name not in chosen(Facts(105, 16, -3.0, 12.0), **{name: value})
-
-    def test_a_given_rate_stays_beside_chosen_units(self):
-        assert "learning_rate" not in chosen(Facts(105, 16, -3.0), learning_rate=0.02)
+    def test_what_is_given_stays(self, given):
+        assert not given.keys() & chosen(Facts(105, 16, -3.0, 12.0), **given).keys()
 
     def test_a_minibatch_has_room_for_its_shards(self):
         assert chosen(Facts(200, 16), shards=16)["batch_size"] == 16
@@ -115,11 +120,9 @@ class TestRules:
         assert "dropout" not in tuned(most, **options)
         assert "dropout" not in tuned(few, objective="reconstruction")
 
-    def test_an_optimizer_that_searches_keeps_its_large_minibatches(self):
-        assert tuned(Facts(105, 16), objective="classification", optimizer="cg") == {}
-
-    def test_an_optimizer_that_searches_takes_all_of_few_rows_at_once(self):
+    def test_an_optimizer_that_searches_keeps_large_minibatches_or_all_of_few_rows(self):
         options = {"objective": "classification", "optimizer": "cg"}
+        assert tuned(Facts(105, 16), **options) == {}
         assert tuned(Facts(60, 16), **options) == {"batch_size": 60}
         assert tuned(Facts(60, 16), **options, batch_size=100) == {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,6 @@ class TestEach:
     def test_it_is_printed_as_it_is(self, name, call):
         out, err = call("presets", name)
         assert (out, err) == (preset_path(name).read_text(encoding="utf-8"), "")
-
-    def test_it_is_package_data(self, name):
-        assert files("syncpretrain").joinpath("settings", "presets", f"{name}.toml").is_file()
 
 
 def test_setup_packs_them():
@@ -88,9 +84,20 @@ class TestTrain:
         assert settings.finetune == replace(read_settings(preset).finetune, precision=taken)
         assert settings.pretrain.momentum == ("0.5",)
 
-    def test_one_value_a_layer_does_not_fit_another_depth(self, call, tmp_path):
-        _, err = call("train", "--preset", "hinton2006", *TINY, status=2)
-        assert re.match(r"Error: --[a-z-]+: got 4 values, expected one for all layers or 1", err)
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (("hinton2006", *TINY), "--[a-z-]+: got 4 values, expected one for all layers or 1"),
+            (("sdae-classifier", "--model", "rbm"), "--corruption: got masking:0.1 with model rbm"),
+            (
+                ("fast", "--config", "x"),
+                "--preset: got one beside --config, expected one of the two",
+            ),
+        ],
+    )
+    def test_what_does_not_go_with_a_preset_is_refused(self, call, tmp_path, given, message):
+        _, err = call("train", "--preset", *given, status=2)
+        assert re.match(f"Error: {message}", err)
         assert list(tmp_path.iterdir()) == []
 
     def test_another_model_takes_its_own_default(self, call, tmp_path):
@@ -99,15 +106,6 @@ class TestTrain:
         preset.write_text("[pretrain]\nlayers = [64, 16]\n")
         call("train", "--config", preset, *TINY, *given)
         assert read_settings(tmp_path / "run/config.toml").pretrain.corruption == ("masking:0.25",)
-
-    def test_what_the_file_asks_for_is_kept_or_refused(self, call, tmp_path):
-        _, err = call("train", "--preset", "sdae-classifier", "--model", "rbm", status=2)
-        assert err.startswith("Error: --corruption: got masking:0.1 with model rbm")
-        assert list(tmp_path.iterdir()) == []
-
-    def test_a_preset_beside_a_file_is_refused(self, call, tmp_path):
-        _, err = call("train", "--preset", "fast", "--config", "x.toml", status=2)
-        assert err == "Error: --preset: got one beside --config, expected one of the two\n"
 
     def test_a_preset_beside_a_replay_is_refused(self, call, tmp_path):
         call("train", *TINY, "--out", "run", "--quiet")

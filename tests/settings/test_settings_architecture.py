@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import syncpretrain
 from syncpretrain import Conv, ImageShape, Pool
 from syncpretrain.errors import SettingsError
-from syncpretrain.settings import PretrainSettings, read_settings, settings_from, write_settings
+from syncpretrain.settings import read_settings, settings_from, write_settings
 from syncpretrain.settings.architecture import architecture_of, read_architecture
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
@@ -134,16 +135,15 @@ class TestRefusals:
             ),
             ("1x28x28,conv:20x5,0", "got 0, expected a whole number of at least 1"),
             ("1x28x28,conv:20x5,2000000", "got 2000000 units, expected at most 1000000 a layer"),
-            ("1x28x28,conv:20x5,x", "got 'x', expected a whole number, conv:FILTERSxSIZE or pool"),
+            ("784,x", "got 'x', expected a whole number, conv:FILTERSxSIZE or pool:SIZE"),
             ("1x28x28,", "got '', expected a whole number"),
             ("1x28x28", "got 784, expected two numbers or more"),
             ("", "got '', expected a whole number"),
         ],
     )
     def test_one_sentence(self, text, message):
-        with pytest.raises(SettingsError) as caught:
+        with pytest.raises(SettingsError, match=f"^layers: {re.escape(message)}"):
             settings_from(text)
-        assert str(caught.value).startswith(f"layers: {message}")
 
     @pytest.mark.parametrize(
         "layers",
@@ -172,14 +172,12 @@ class TestRefusals:
         ],
     )
     def test_two_that_differ(self, layers, architecture, message):
-        with pytest.raises(SettingsError) as caught:
+        with pytest.raises(SettingsError, match=f"^architecture: {re.escape(message)}"):
             settings_from(layers, architecture=architecture)
-        assert str(caught.value).startswith(f"architecture: {message}")
 
     def test_the_same_twice(self):
         assert settings_from(WIDTHS, architecture=LENET) == settings_from(LENET)
         assert settings_from(LENET, architecture=LENET) == settings_from(LENET)
-        assert isinstance(settings_from(LENET).pretrain, PretrainSettings)
 
 
 COUNTS = st.integers(-1, 12) | st.sampled_from([10**9, 10**18, 10**30])
@@ -231,27 +229,19 @@ SMALL_STACK = "1x8x8,conv:4x3,pool:2,10"
 
 class TestWhatConvolutionsLack:
     @pytest.mark.parametrize(
-        ("asked", "message"),
+        ("name", "value", "message"),
         [
+            ("model", "contractive", "contraction: got 0.1 for layer 1, a convolution, expect"),
             (
-                {"replicas": 2, "split": "units"},
-                "split: got units for layer 1, a convolution, expected filters, or examples",
-            ),
-            ({"model": "contractive"}, "contraction: got 0.1 for layer 1, a convolution, expect"),
-            (
-                {"early_stopping": "free-energy-gap"},
-                "early_stopping: got free-energy-gap for layer 1, a convolution, expected none",
-            ),
-            (
-                {"early_stopping": "pseudo-likelihood"},
+                "early_stopping",
+                "pseudo-likelihood",
                 "early_stopping: got pseudo-likelihood for layer 1",
             ),
         ],
     )
-    def test_it_is_refused(self, asked, message):
-        with pytest.raises(SettingsError) as caught:
-            settings_from(SMALL_STACK, **asked)
-        assert str(caught.value).startswith(message)
+    def test_it_is_refused(self, name, value, message):
+        with pytest.raises(SettingsError, match=f"^{message}"):
+            settings_from(SMALL_STACK, **{name: value})
 
     @pytest.mark.parametrize(
         "asked",
