@@ -42,6 +42,18 @@ def flawed(number, item):
     return one_pass
 
 
+def raising(error, number, after):
+    """Return passes of three arrays, one of which raises an error in the place of an array."""
+
+    def one_pass(now):
+        for i in range(3):
+            if (now, i) == (number, after):
+                raise error
+            yield np.full((20, LAYERS[0]), 0.5)
+
+    return one_pass
+
+
 class TestIterable:
     def test_it_trains_like_the_same_rows_in_memory(self):
         X = example_rows("uint8")
@@ -125,33 +137,20 @@ class TestIterable:
     @pytest.mark.parametrize(("after", "place"), [(0, "array 1"), (1, "array 2"), (2, "array 3")])
     def test_what_it_raises_is_told_with_its_place(self, runtime, after, place):
         lost = ConnectionError("no route to host")
-
-        def one_pass(number):
-            for i in range(3):
-                if (number, i) == (2, after):
-                    raise lost
-                yield np.full((20, LAYERS[0]), 0.5)
-
+        source = Minibatches(raising(lost, 2, after), n_examples=60)
         options = {**STREAM, "batch_size": 16, "runtime": runtime}
         message = f"X: {place} of pass 2.*: the iterable raised ConnectionError: no route to host"
         with pytest.raises(WorkerError, match=message) as end:
-            pretrain(Minibatches(one_pass, n_examples=60), **options)
+            pretrain(source, **options)
         assert end.value.__cause__ is lost
         assert end.value.stack is not None
 
     @pytest.mark.parametrize("after", [0, 1])
     def test_so_is_what_it_raises_before_training(self, after):
         lost = ConnectionError("no route to host")
-
-        def one_pass(number):
-            for i in range(2):
-                if i == after:
-                    raise lost
-                yield np.full((20, LAYERS[0]), 0.5)
-
         message = rf"^X: array {after + 1} of pass 1, for minibatch {after + 1} of layer 1: the"
         with pytest.raises(DataError, match=message) as end:
-            pretrain(one_pass, **{**STREAM, "batch_size": 16})
+            pretrain(raising(lost, 1, after), **{**STREAM, "batch_size": 16})
         assert end.value.__cause__ is lost
 
     def test_so_is_what_its_function_raises(self):
@@ -193,29 +192,27 @@ class TestIterable:
         with pytest.raises(DataError, match="got Pairs with handoff epoch, expected an array"):
             pretrain(Pairs(example_rows("float32"), 10), **{**STREAM, "handoff": "epoch"})
 
-    @pytest.mark.parametrize(("source", "n"), [(5, None), (Pairs, 0), (Pairs, -3)])
-    def test_wrong_arguments_are_refused(self, source, n):
-        with pytest.raises(DataError, match="got"):
+    @pytest.mark.parametrize(
+        ("source", "n", "message"),
+        [
+            (5, None, "X: got int, expected an iterable of arrays, or a function"),
+            (lambda: [], None, "X: got .*, expected a function of the number of the pass"),
+            (lambda a, b: [], None, "X: got .*, expected a function of the number of the pass"),
+            *(
+                (Pairs, n, f"n_examples: got {n!r}, expected a whole number")
+                for n in (1.5, "a", True, 0, -1)
+            ),
+        ],
+    )
+    def test_wrong_arguments_are_refused(self, source, n, message):
+        with pytest.raises(DataError, match=f"^{message}"):
             Minibatches(source, n_examples=n)
+
+    @pytest.mark.parametrize("X", [lambda number: [], Minibatches([np.zeros((2, 3))])])
+    def test_units_that_suit_its_columns_are_refused(self, X):
+        with pytest.raises(SettingsError, match=r"^visible_units: got auto with an iterable, "):
+            pretrain(X, layers=[3, 2], handoff="minibatch", visible_units="auto")
 
 
 class TestBlocking(Blocking):
     """An iterable that waits for something, such as a socket, when the run is to stop."""
-
-
-@pytest.mark.parametrize("count", [1.5, "a", True, 0, -1])
-def test_a_number_of_examples_that_is_none_is_refused(count):
-    with pytest.raises(DataError, match=f"^n_examples: got {count!r}, expected a whole number"):
-        Minibatches([np.zeros((2, 3))], n_examples=count)
-
-
-@pytest.mark.parametrize("function", [lambda: [], lambda a, b: []])
-def test_a_function_of_something_else_than_a_number_is_refused(function):
-    with pytest.raises(DataError, match="expected a function of the number of the pass"):
-        Minibatches(function)
-
-
-@pytest.mark.parametrize("X", [lambda number: [], Minibatches([np.zeros((2, 3))])])
-def test_units_that_suit_the_columns_of_an_iterable_are_refused(X):
-    with pytest.raises(SettingsError, match=r"^visible_units: got auto with an iterable, "):
-        pretrain(X, layers=[3, 2], handoff="minibatch", visible_units="auto")

@@ -39,29 +39,20 @@ def same(stack, X, like):
 
 class TestRowsOfAnyType:
     @pytest.mark.parametrize("dtype", TYPES)
-    def test_of_a_stack_trained_on_floats(self, dtype):
-        stack = trained_on(BYTES.astype("f4"))
-        assert stack.meaning == Meaning("numbers")
-        same(stack, BYTES.astype(dtype), BYTES.astype("f4"))
-
-    @pytest.mark.parametrize("dtype", TYPES)
-    @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
-    def test_of_a_stack_trained_on_bytes(self, dtype, units):
-        stack = trained_on(BYTES, visible_units=units)
-        assert stack.meaning == Meaning("bytes")
-        same(stack, BYTES.astype(dtype), BYTES)
-
-    @pytest.mark.parametrize("dtype", TYPES)
-    @pytest.mark.parametrize("own", ["u1", "f8", "?"])
-    def test_of_a_stack_trained_on_bits(self, dtype, own):
-        stack = trained_on(BITS.astype(own))
-        assert stack.meaning == Meaning("bits")
-        same(stack, BITS.astype(dtype), BITS.astype(own))
-
-    @pytest.mark.parametrize("dtype", TYPES)
-    def test_of_a_stack_of_blocks(self, dtype):
-        stack = trained_on(BYTES, visible_units="gaussian:4,gaussian:2")
-        same(stack, BYTES.astype(dtype), BYTES)
+    @pytest.mark.parametrize(
+        ("own", "units", "meaning"),
+        [
+            (BYTES.astype("f4"), None, "numbers"),
+            (BYTES, "bernoulli", "bytes"),
+            (BYTES, "gaussian", "bytes"),
+            (BYTES, "gaussian:4,gaussian:2", "bytes"),
+            *((BITS.astype(kind), None, "bits") for kind in ("u1", "f8", "?")),
+        ],
+    )
+    def test_of_a_stack(self, own, units, meaning, dtype):
+        stack = trained_on(own, visible_units=units)
+        assert stack.meaning == Meaning(meaning)
+        same(stack, own.astype(dtype), own)
 
     def test_one_row_means_what_it_means_among_others(self):
         stack = trained_on(BYTES)
@@ -94,21 +85,18 @@ class TestRowsOfAnyType:
 
 
 class TestWhatCannotBeTold:
-    def test_floats_of_0_and_1_for_bytes(self):
-        with pytest.raises(DataError, match=r"floats of 0 and 1 alone.*means 1/255"):
-            trained_on(BYTES).encode(BYTES[:1].astype("f8"))
-
-    def test_bytes_of_0_and_1_for_shares(self):
-        with pytest.raises(DataError, match=r"bytes of 0 and 1 alone.*1 is the largest"):
-            trained_on(SHARES).encode(BITS)
-
-    def test_larger_bytes_for_bits(self):
-        with pytest.raises(DataError, match="got the byte 255, expected 0 or 1"):
-            trained_on(BITS.astype("f4")).encode(BITS * np.uint8(255))
-
-    def test_numbers_that_are_no_bytes(self):
-        with pytest.raises(DataError, match="got numbers from 0 to 510, expected 0 to 255"):
-            trained_on(BYTES).encode(2 * BYTES.astype("i4"))
+    @pytest.mark.parametrize(
+        ("own", "X", "message"),
+        [
+            (BYTES, BYTES[:1].astype("f8"), "floats of 0 and 1 alone.*means 1/255"),
+            (SHARES, BITS, "bytes of 0 and 1 alone.*1 is the largest"),
+            (BITS.astype("f4"), BITS * np.uint8(255), "got the byte 255, expected 0 or 1"),
+            (BYTES, 2 * BYTES.astype("i4"), "got numbers from 0 to 510, expected 0 to 255"),
+        ],
+    )
+    def test_it_is_refused(self, own, X, message):
+        with pytest.raises(DataError, match=message):
+            trained_on(own).encode(X)
 
     @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
     def test_fractions_beyond_1_are_no_bytes(self, units):
@@ -225,11 +213,6 @@ class TestEveryDoor:
         own = made.stack_.predict_proba(BYTES)
         np.testing.assert_allclose(made.predict_proba(BYTES.astype(dtype)), own, atol=1e-5)
         np.testing.assert_allclose(made.predict_proba(BYTES[1:] / 255), own[1:], atol=1e-5)
-
-    def test_such_an_estimator_refuses_what_its_stack_refuses(self):
-        y = BYTES[:, 0] > 127
-        made = DBNClassifier(pretrained=trained_on(BYTES), finetune_epochs=2, random_state=0)
-        made.fit(BYTES.astype("f4"), y)
         for wrong in (BYTES * 100.0, BYTES + 0.5):
             with pytest.raises(DataError, match=r"expected 0 to 255|neither bytes"):
                 made.predict(wrong)
@@ -260,6 +243,21 @@ def trained(X):
     return pretrain(X, layers=[6, 4], handoff="minibatch", **SHORT)
 
 
+def run_on(folder, X, *options):
+    """Train a run on a file of rows, and return its folder."""
+    np.save(folder / "own.npy", X)
+    own = ("--data", folder / "own.npy", "--layers", "6,4", "--epochs", 1, "--quiet")
+    assert not exit_status("train", *own, *options, "--out", folder / "run")
+    return folder / "run"
+
+
+def codes_of(run, file):
+    out = run.parent / "codes.npy"
+    out.unlink(missing_ok=True)
+    assert not exit_status("encode", run, "--data", file, "--out", out)
+    return np.load(out)
+
+
 class TestCommandLine:
     @pytest.mark.parametrize(
         ("own", "others", "units"),
@@ -270,12 +268,7 @@ class TestCommandLine:
         ],
     )
     def test_files_of_other_types(self, tmp_path, own, others, units):
-        np.save(tmp_path / "own.npy", BYTES.astype(own))
-        run = tmp_path / "run"
-        assert not exit_status(
-            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--visible-units", units),
-            *("--epochs", 1, "--out", run, "--quiet"),
-        )
+        run = run_on(tmp_path, BYTES.astype(own), "--visible-units", units)
         found = [self.codes(run, tmp_path, BYTES.astype(own))]
         found += [self.codes(run, tmp_path, BYTES.astype(dtype)) for dtype in others]
         found.append(load(run).encode(BYTES.astype(others[0])))
@@ -284,39 +277,22 @@ class TestCommandLine:
 
     def codes(self, run, folder, X):
         np.save(folder / "new.npy", X)
-        out = folder / "codes.npy"
-        out.unlink(missing_ok=True)
-        assert not exit_status("encode", run, "--data", folder / "new.npy", "--out", out)
-        return np.load(out)
+        return codes_of(run, folder / "new.npy")
 
     def test_masks_of_0_and_1_beside_bytes_are_said_to_be_dark(self, tmp_path, capsys):
-        run = tmp_path / "run"
-        np.save(tmp_path / "own.npy", BYTES)
-        exit_status("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--out", run)
-        capsys.readouterr()
-        self.codes(run, tmp_path, BITS)
+        self.codes(run_on(tmp_path, BYTES), tmp_path, BITS)
         assert "its bytes are all 0 or 1, and were divided by 255" in capsys.readouterr().err
 
     def test_a_table_of_the_same_numbers(self, tmp_path):
-        np.save(tmp_path / "own.npy", BYTES)
         np.savetxt(tmp_path / "own.csv", BYTES, fmt="%d", delimiter=",")
-        run = tmp_path / "run"
-        assert not exit_status(
-            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4"),
-            *("--epochs", 1, "--out", run, "--quiet"),
-        )
-        out = tmp_path / "codes.npy"
-        assert not exit_status("encode", run, "--data", tmp_path / "own.csv", "--out", out)
-        np.testing.assert_array_equal(np.load(out), self.codes(run, tmp_path, BYTES))
+        run = run_on(tmp_path, BYTES)
+        codes = codes_of(run, tmp_path / "own.csv")
+        np.testing.assert_array_equal(codes, self.codes(run, tmp_path, BYTES))
 
     def test_pictures_of_black_and_white_as_bytes(self, tmp_path):
         """Divided by 255 they are 0 and 1, and are not divided again."""
-        run = tmp_path / "run"
-        np.save(tmp_path / "own.npy", BITS * np.uint8(255))
-        assert not exit_status(
-            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--finetune"),
-            *("reconstruction", "--epochs", 1, "--finetune-epochs", 1, "--out", run, "--quiet"),
-        )
+        tuning = ("--finetune", "reconstruction", "--finetune-epochs", 1)
+        run = run_on(tmp_path, BITS * np.uint8(255), *tuning)
         assert not exit_status("evaluate", run)
         codes = self.codes(run, tmp_path, BITS * np.uint8(255))
         np.testing.assert_array_equal(codes, load(run).encode(BITS * np.uint8(255)))
@@ -337,16 +313,12 @@ class TestCommandLine:
 
     def test_fine_tuning_of_a_run(self, tmp_path):
         y = (BYTES[:, 0] > 127).astype(int)
-        np.save(tmp_path / "own.npy", BYTES.astype("f4"))
-        exit_status(
-            *("train", "--data", tmp_path / "own.npy", "--layers", "6,4", "--visible-units"),
-            *("gaussian", "--epochs", 1, "--out", tmp_path / "run", "--quiet"),
-        )
+        run = run_on(tmp_path, BYTES.astype("f4"), "--visible-units", "gaussian")
         found = []
         for dtype in ("f4", "u1"):
             np.savez(tmp_path / "own.npz", X=BYTES.astype(dtype), y=y)
             assert not exit_status(
-                *("finetune", tmp_path / "run", "--data", tmp_path / "own.npz"),
+                *("finetune", run, "--data", tmp_path / "own.npz"),
                 *("--finetune-epochs", 2, "--out", tmp_path / dtype, "--quiet"),
             )
             found.append(load(tmp_path / dtype))
@@ -382,20 +354,16 @@ class TestColumnsWithALargeOffset:
         assert np.abs(made[:, 0] - TIMES[:, 0]).max() < 200
         assert len(np.unique(made[:, 0])) > 50
 
-    def test_whole_numbers(self):
+    def test_whole_numbers_and_a_frame(self):
         X = np.hstack([SECONDS, 2 * SECONDS]).astype("i8")
-        assert np.ptp(pretrain(X, hidden=[4], **SHORT).prepared(X), axis=0).min() > 2
-
-    def test_a_frame_it_was_trained_on(self):
+        assert np.ptp(trained_on(X).prepared(X), axis=0).min() > 2
         frame = pd.DataFrame(TIMES, columns=["time", "a", "b"])
-        stack = pretrain(frame, hidden=[4], **SHORT)
-        assert len(np.unique(stack.prepared(frame)[:, 0])) > 50
+        assert len(np.unique(trained_on(frame).prepared(frame)[:, 0])) > 50
 
     def test_other_columns_keep_their_bits(self):
         X = TIMES[:, 1:]
-        assert pretrain(X, hidden=[4], **SHORT).parameters_sha256 == (
-            pretrain(X.astype("f4"), hidden=[4], **SHORT).parameters_sha256
-        )
+        found, expected = trained_on(X), trained_on(X.astype("f4"))
+        assert found.parameters_sha256 == expected.parameters_sha256
 
     def test_estimators(self):
         y = TIMES[:, 0] > np.median(TIMES[:, 0])
@@ -423,13 +391,9 @@ class TestColumnsWithALargeOffset:
                 *("train", "--data", tmp_path / name, "--hidden", 4, "--visible-units", "auto"),
                 *("--epochs", 1, "--out", run, "--quiet"),
             )
-            out = tmp_path / "codes.npy"
-            assert not exit_status("encode", run, "--data", tmp_path / name, "--out", out)
-            codes = np.load(out)
-            assert len(np.unique(codes.round(4), axis=0)) > 100
-            np.testing.assert_allclose(load(run).encode(TIMES), codes, atol=1e-6)
-            found.append(codes)
-            out.unlink()
+            found.append(codes_of(run, tmp_path / name))
+            assert len(np.unique(found[-1].round(4), axis=0)) > 100
+            np.testing.assert_allclose(load(run).encode(TIMES), found[-1], atol=1e-6)
         np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 
     @pytest.mark.parametrize("value", [0.1, 0.3, 5.1, 101.3, 1e-3])
@@ -439,7 +403,7 @@ class TestColumnsWithALargeOffset:
         assert not stack.meaning.origin
         np.testing.assert_array_equal(scores(stack, X), scores(stack, X.astype("f4")))
         X[:, 0] += DRAWS.choice([0, 1e-16, -1e-16], 400) * value
-        assert not pretrain(X, hidden=[4], **SHORT).meaning.origin
+        assert not trained_on(X).meaning.origin
 
     @pytest.mark.parametrize("value", [20240101, 1_700_000_000])
     def test_another_whole_number_of_many_digits_is_seen(self, value):
@@ -456,16 +420,11 @@ class TestColumnsWithALargeOffset:
 
     def test_differences_between_0_and_1_are_kept(self):
         X = 0.5 + 1e-8 * DRAWS.normal(size=(200, 3))
-        seen = pretrain(X, hidden=[4], visible_units="gaussian", **SHORT).prepared(X)
+        seen = trained_on(X, visible_units="gaussian").prepared(X)
         np.testing.assert_allclose(seen, (X - X.mean(0)) / X.std(0), atol=2e-5)
         purities = 1 - 1e-9 * np.abs(DRAWS.normal(size=(200, 3)))
-        stack = pretrain(purities, hidden=[4], visible_units="gaussian", **SHORT)
+        stack = trained_on(purities, visible_units="gaussian")
         assert np.ptp(stack.prepared(purities)) > 2
-
-    def test_a_later_array_of_a_stream_is_refused_too(self):
-        how = {"layers": [3, 4], "handoff": "minibatch", "visible_units": "gaussian", **SHORT}
-        with pytest.raises(DataError, match=r"array 2 .*in column 0.*float32"):
-            pretrain(Minibatches([TIMES[:1], TIMES[1:]]), **how)
 
     def test_a_stream_refuses_it(self, tmp_path):
         np.save(tmp_path / "x.npy", TIMES)
@@ -474,6 +433,8 @@ class TestColumnsWithALargeOffset:
         for rows in (X, Minibatches([TIMES])):
             with pytest.raises(DataError, match=r"around 17000000\d\d\.\d+ in column 0.*float32"):
                 pretrain(rows, **how)
+        with pytest.raises(DataError, match=r"array 2 .*in column 0.*float32"):
+            pretrain(Minibatches([TIMES[:1], TIMES[1:]]), **how)
 
     def test_an_export_refuses_it(self, stack):
         with pytest.raises(SettingsError, match="rows of an export are float32"):

@@ -79,19 +79,14 @@ class TestRules:
         assert found["learning_rate"] == [0.001, 0.1]
 
     @pytest.mark.parametrize(
-        "given",
-        [
-            *(
-                {"epochs": 10},
-                {"epochs": "auto"},
-                {"batch_size": 5},
-                {"visible_units": "bernoulli"},
-            ),
-            {"learning_rate": 0.02},  # beside chosen units
-        ],
+        ("name", "value"),
+        [("epochs", 10), ("batch_size", 5), ("visible_units", "bernoulli"), ("epochs", "auto")],
     )
-    def test_what_is_given_stays(self, given):
-        assert not given.keys() & chosen(Facts(105, 16, -3.0, 12.0), **given).keys()
+    def test_what_is_given_stays(self, name, value):
+        assert name not in chosen(Facts(105, 16, -3.0, 12.0), **{name: value})
+
+    def test_a_given_rate_stays_beside_chosen_units(self):
+        assert "learning_rate" not in chosen(Facts(105, 16, -3.0), learning_rate=0.02)
 
     def test_a_minibatch_has_room_for_its_shards(self):
         assert chosen(Facts(200, 16), shards=16)["batch_size"] == 16

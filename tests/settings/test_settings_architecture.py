@@ -231,16 +231,12 @@ class TestWhatConvolutionsLack:
     @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
-            ("model", "contractive", "contraction: got 0.1 for layer 1, a convolution, expect"),
-            (
-                "early_stopping",
-                "pseudo-likelihood",
-                "early_stopping: got pseudo-likelihood for layer 1",
-            ),
+            ("model", "contractive", "contraction: got 0.1"),
+            ("early_stopping", "pseudo-likelihood", "early_stopping: got pseudo-likelihood"),
         ],
     )
     def test_it_is_refused(self, name, value, message):
-        with pytest.raises(SettingsError, match=f"^{message}"):
+        with pytest.raises(SettingsError, match=f"^{message} for layer 1, a convolution, expected"):
             settings_from(SMALL_STACK, **{name: value})
 
     @pytest.mark.parametrize(
