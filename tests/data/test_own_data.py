@@ -7,6 +7,7 @@ import shutil
 import struct
 import sys
 import zlib
+from datetime import date
 
 import numpy as np
 import pytest
@@ -34,6 +35,13 @@ def folder(tmp_path):
 
 def load(folder, **options):
     return load_dataset(folder / "t.csv", **{"target": "kind", "drop": "colour", **options})
+
+
+def load_cells(folder, cells, **options):
+    """Load a table of numbers in [0, 1] whose target has these cells."""
+    lines = [f"{i / 100},{cell}" for i, cell in enumerate(cells)]
+    (folder / "x.csv").write_text("\n".join(["a,y", *lines]))
+    return load_dataset(folder / "x.csv", target="y", validation=0, **options)
 
 
 class TestTarget:
@@ -64,9 +72,7 @@ class TestTarget:
         ],
     )
     def test_numbers_and_missing_labels(self, tmp_path, cells, task, labels):
-        lines = [f"0.{i},{cell}" for i, cell in enumerate(cells.split(","))]
-        (tmp_path / "x.csv").write_text("\n".join(["a,y", *lines]))
-        data = load_dataset(tmp_path / "x.csv", target="y", task=task, validation=0)
+        data = load_cells(tmp_path, cells.split(","), task=task)
         np.testing.assert_array_equal(data.train_labels, np.array(labels))
         assert data.train_labels.dtype == (
             np.float32 if data.columns.target.task == "regression" else np.int64
@@ -116,9 +122,7 @@ class TestTarget:
         ],
     )
     def test_rows_without_a_label_are_counted(self, tmp_path, cells, words):
-        lines = [f"0.{i},{cell}" for i, cell in enumerate(cells.split(","))]
-        (tmp_path / "x.csv").write_text("\n".join(["a,y", *lines]))
-        notices = load_dataset(tmp_path / "x.csv", target="y", validation=0).notices
+        notices = load_cells(tmp_path, cells.split(",")).notices
         assert len(notices) == len(words)
         for notice, own in zip(notices, words, strict=True):
             assert re.search(own, notice)
@@ -128,9 +132,8 @@ class TestTarget:
         [("{}", None, "--task regression"), ("n{}", None, "another"), ("{}", "regression", "")],
     )
     def test_a_class_for_nearly_every_row_is_doubted(self, tmp_path, cell, task, words):
-        lines = [f"0.{i},{cell.format(1000 + min(i, 77))}" for i in range(80)]
-        (tmp_path / "x.csv").write_text("\n".join(["a,y", *lines]))
-        notices = load_dataset(tmp_path / "x.csv", target="y", task=task, validation=0).notices
+        cells = [cell.format(1000 + min(i, 77)) for i in range(80)]
+        notices = load_cells(tmp_path, cells, task=task).notices
         expected = ["78 classes in 80 rows, so that nearly every row is a class"] if words else []
         assert [expected[0] in one and words in one for one in notices] == [True] * len(expected)
 
@@ -295,10 +298,12 @@ class TestSparse:
     )
 
     @pytest.mark.parametrize("form", ["csr", "csc"])
-    def test_rows(self, tmp_path, form):
-        np.savez(tmp_path / "x.npz", **self.arrays(self.DENSE, form))
+    def test_rows_and_labels_without_scipy(self, tmp_path, form, monkeypatch):
+        monkeypatch.setitem(sys.modules, "scipy", None)
+        np.savez(tmp_path / "x.npz", **self.arrays(self.DENSE, form), y=np.arange(7) % 2)
         data = load_dataset(tmp_path / "x.npz", validation=0)
         np.testing.assert_array_equal(data.train[:], self.DENSE.astype(np.float32))
+        assert data.train_labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
 
     @pytest.mark.parametrize("form", ["csr", "csc"])
     def test_what_scipy_writes(self, tmp_path, form):
@@ -306,16 +311,6 @@ class TestSparse:
         sparse.save_npz(tmp_path / "x.npz", sparse.csr_matrix(self.DENSE).asformat(form))
         data = load_dataset(tmp_path / "x.npz", validation=0)
         np.testing.assert_array_equal(data.train[:], self.DENSE.astype(np.float32))
-
-    def test_labels_beside_it(self, tmp_path):
-        np.savez(tmp_path / "x.npz", **self.arrays(self.DENSE), y=np.arange(7) % 2)
-        data = load_dataset(tmp_path / "x.npz", validation=0)
-        assert data.train_labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
-
-    def test_scipy_is_not_needed(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "scipy", None)
-        np.savez(tmp_path / "x.npz", **self.arrays(self.DENSE))
-        assert load_dataset(tmp_path / "x.npz").width == 5
 
     @pytest.mark.parametrize(
         ("name", "value", "words"),
@@ -326,16 +321,11 @@ class TestSparse:
             ("shape", np.array([7]), "of shape"),
             ("indptr", np.zeros(8, dtype=int), "do not fit each other"),
             ("data", np.ones(2), "do not fit each other"),
-            ("data", None, "without data"),
+            ("data", np.array(["text"]), "expected numbers"),
         ],
     )
     def test_damaged_ones(self, tmp_path, name, value, words):
-        arrays = self.arrays(self.DENSE) | {name: value}
-        if value is None:
-            arrays.pop(name)
-            arrays["data"] = np.array(["text"])
-            words = "expected numbers"
-        np.savez(tmp_path / "x.npz", **arrays)
+        np.savez(tmp_path / "x.npz", **(self.arrays(self.DENSE) | {name: value}))
         with pytest.raises(DataError, match=words):
             load_dataset(tmp_path / "x.npz")
 
@@ -596,14 +586,17 @@ class TestImages:
         assert data.test_labels.tolist() == [1, -1]
         assert "no class of their folder's name was trained on: 1 (of fox)" in str(data.notices)
 
-    @pytest.mark.parametrize("option", [{"target": "class"}, {"drop": "1"}])
-    def test_they_have_no_columns(self, folder, option):
-        with pytest.raises(DataError, match=r"no named columns; its subfolders are the classes"):
+    @pytest.mark.parametrize(
+        ("option", "words"),
+        [
+            ({"target": "class"}, "its subfolders are the classes"),
+            ({"drop": "1"}, "its subfolders are the classes"),
+            ({"weights": "1"}, "expected a .csv or .parquet file$"),
+        ],
+    )
+    def test_they_have_no_columns(self, folder, option, words):
+        with pytest.raises(DataError, match=f"no named columns; {words}"):
             load_dataset(folder, **option)
-
-    def test_they_have_no_weights(self, folder):
-        with pytest.raises(DataError, match=r"no named columns; expected a .csv or .parquet file$"):
-            load_dataset(folder, weights="1")
 
     def test_no_image(self, folder):
         (folder / "dog" / "2.png").write_text("no image")
@@ -611,62 +604,53 @@ class TestImages:
             load_dataset(folder)
 
 
-def test_parquet(folder):
-    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-    import pyarrow
-    from pyarrow import parquet
+class TestParquet:
+    @pytest.fixture
+    def write(self, folder):
+        """Return a function that writes columns in a file, and returns its path."""
+        pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
+        from pyarrow import parquet
 
-    columns = {"x": [0.5, 0.25, 1.0], "b": [True, False, True], "kind": ["u", None, "w"]}
-    parquet.write_table(pyarrow.table(columns), folder / "x.parquet")
-    data = load_dataset(folder / "x.parquet", target="kind", validation=0)
-    assert data.train.tolist() == [[0.5, 1], [0.25, 0], [1, 1]]
-    assert data.train_labels.tolist() == [0, UNLABELLED, 1]
+        def write(columns, names=None, file="x.parquet"):
+            parquet.write_table(pyarrow.table(columns, names=names), folder / file)
+            return folder / file
 
+        return write
 
-def test_parquet_of_a_frame_with_an_index(folder):
-    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-    pandas = pytest.importorskip("pandas", reason="a DataFrame is written")
-    frame = pandas.DataFrame({"x": [0.5, 0.25, 1.0]}, index=[7, 5, 3])
-    frame.to_parquet(folder / "x.parquet")
-    data = load_dataset(folder / "x.parquet", validation=0)
-    assert data.train.tolist() == [[0.5], [0.25], [1]]
-    assert "left out '__index_level_0__', the index" in data.notices[0]
+    def test_target(self, write):
+        path = write({"x": [0.5, 0.25, 1.0], "b": [True, False, True], "kind": ["u", None, "w"]})
+        data = load_dataset(path, target="kind", validation=0)
+        assert data.train.tolist() == [[0.5, 1], [0.25, 0], [1, 1]]
+        assert data.train_labels.tolist() == [0, UNLABELLED, 1]
 
+    def test_a_frame_with_an_index(self, write, folder):
+        pandas = pytest.importorskip("pandas", reason="a DataFrame is written")
+        frame = pandas.DataFrame({"x": [0.5, 0.25, 1.0]}, index=[7, 5, 3])
+        frame.to_parquet(folder / "x.parquet")
+        data = load_dataset(folder / "x.parquet", validation=0)
+        assert data.train.tolist() == [[0.5], [0.25], [1]]
+        assert "left out '__index_level_0__', the index" in data.notices[0]
 
-def test_parquet_with_a_column_that_is_dropped(folder):
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-    from datetime import date
+    def test_a_column_that_is_dropped(self, write):
+        path = write({"x": [0.5, 1], "day": [date(2020, 1, 1)] * 2})
+        with pytest.raises(DataError, match=r"'day' holds values of type datetime64.* drop=day$"):
+            load_dataset(path)
+        data = load_dataset(path, drop="day", validation=0)
+        assert data.train.tolist() == [[0.5], [1]]
+        assert load_dataset(path, columns=data.columns, validation=0).train.shape == (2, 1)
 
-    from pyarrow import parquet
+    def test_no_rows_to_test_with(self, write):
+        some, none = (
+            write({"a": np.arange(n) / 9, "k": ["u", "v", "w"] * (n // 3)}, file=f"{n}.parquet")
+            for n in (9, 0)
+        )
+        with pytest.raises(DataError, match=r"0.parquet: got no rows, expected one example or mo"):
+            load_dataset(some, target="k", test=none)
 
-    path = folder / "x.parquet"
-    parquet.write_table(pyarrow.table({"x": [0.5, 1], "day": [date(2020, 1, 1)] * 2}), path)
-    with pytest.raises(DataError, match=r"'day' holds values of type datetime64.* drop=day$"):
-        load_dataset(path)
-    data = load_dataset(path, drop="day", validation=0)
-    assert data.train.tolist() == [[0.5], [1]]
-    assert load_dataset(path, columns=data.columns, validation=0).train.shape == (2, 1)
-
-
-def test_parquet_without_rows_to_test_with(folder):
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-    from pyarrow import parquet
-
-    for name, count in (("x", 9), ("none", 0)):
-        rows = pyarrow.table({"a": np.arange(count) / 9, "k": ["u", "v", "w"] * (count // 3)})
-        parquet.write_table(rows, folder / f"{name}.parquet")
-    with pytest.raises(DataError, match=r"none.parquet: got no rows, expected one example or mo"):
-        load_dataset(folder / "x.parquet", target="k", test=folder / "none.parquet")
-
-
-def test_parquet_with_two_columns_of_one_name(folder):
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
-    from pyarrow import parquet
-
-    one = pyarrow.array([0.5, 1.0])
-    parquet.write_table(pyarrow.table([one, one], names=["a", "a"]), folder / "x.parquet")
-    with pytest.raises(DataError, match="got two columns of the name 'a'"):
-        load_dataset(folder / "x.parquet")
+    def test_two_columns_of_one_name(self, write):
+        path = write([[0.5, 1.0]] * 2, names=["a", "a"])
+        with pytest.raises(DataError, match="got two columns of the name 'a'"):
+            load_dataset(path)
 
 
 def test_parquet_without_its_package(folder, monkeypatch):
