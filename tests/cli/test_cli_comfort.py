@@ -1,7 +1,5 @@
 """Comfort of the command line: completion, suggestions, settings and predictions without a run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``evaluate``, ``encode``, ``reconstruct``, ``doctor`` and ``--help``."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``syncpretrain compare``: its table, its files, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """The commands on convolutional stacks, from ``train`` to pictures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@
     SYNCPRETRAIN_DRAWS=1000 python -m pytest tests/cli/test_cli_fuzz.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """``train`` with every kind of layer and objective, and the other commands on what it leaves."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """``syncpretrain plan`` and ``bench``, and ``train --schedule auto``."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from types import SimpleNamespace

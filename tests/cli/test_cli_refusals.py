@@ -1,7 +1,5 @@
 """What the command line refuses: one sentence on stderr, status 2, no worker, no run folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

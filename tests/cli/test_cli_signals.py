@@ -4,8 +4,6 @@ Every test starts a run that would take hours, waits until it prints a certain l
 signal, and waits for the end. Each wait has a deadline.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

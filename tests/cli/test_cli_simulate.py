@@ -1,7 +1,5 @@
 """``syncpretrain simulate``."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Commands on tables: train, finetune, predict, score, and compare on own data."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """``syncpretrain train``: what it prints and writes, and that runs are repeated bit for bit."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

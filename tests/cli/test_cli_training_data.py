@@ -1,7 +1,5 @@
 """Commands on a finished run warn if its data is not what it was trained on."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Columns that never varied in training: left out, whatever their unit, and new values reported."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Examples of a file whose own axes contradict the images that the layers read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

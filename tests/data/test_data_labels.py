@@ -1,7 +1,5 @@
 """Training examples of which only some keep their labels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

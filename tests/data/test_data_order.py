@@ -1,7 +1,5 @@
 """The minibatch order: every row once an epoch, a function of its address alone."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Aligned sequences in FASTA files: round trips, faults, and couplings that were planted."""
 
-from __future__ import annotations
-
 import gzip
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Rows of a file that is larger than the memory."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

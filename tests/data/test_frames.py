@@ -1,7 +1,5 @@
 """Data frames of pandas and polars: their columns by name, categories, and what is refused."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Examples that an iterable gives, for streamed runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from largerdata import LAYERS, ROWS, STREAM, Blocking, example_rows

@@ -1,7 +1,5 @@
 """The same numbers mean the same thing, whatever their type and wherever they come from."""
 
-from __future__ import annotations
-
 from signal import SIGINT, raise_signal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Missing values: NaN is left out of gradients, errors and energies, and can be imputed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onelayer import layer_settings

@@ -1,7 +1,5 @@
 """Published data sets by name, fetched from a server on this machine; the network is not used."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

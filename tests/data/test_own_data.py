@@ -1,7 +1,5 @@
 """A user's own files: targets, parts to test with, unlabelled examples, and formats."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """Sparse rows: the same results as dense ones, without a dense array of all of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import warnings

@@ -1,7 +1,5 @@
 """Tables: what CSV files hold, the kinds of columns, and rows as float32 and back."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

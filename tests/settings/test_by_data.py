@@ -1,7 +1,5 @@
 """Settings that follow from the data: what is left alone, and what small data gets."""
 
-from __future__ import annotations
-
 import math
 import signal
 

@@ -1,7 +1,5 @@
 """The presets: what comes with the library, ``presets`` and ``train --preset``."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

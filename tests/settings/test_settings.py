@@ -1,7 +1,5 @@
 """Settings: what is refused and how it is said, one value for all layers, TOML there and back."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

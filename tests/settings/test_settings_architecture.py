@@ -1,7 +1,5 @@
 """The text of convolutional stacks: what it stands for, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

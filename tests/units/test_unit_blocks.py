@@ -1,7 +1,5 @@
 """Visible units in blocks: choices, counts and mixtures against definitions and enumerations."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

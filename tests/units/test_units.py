@@ -1,7 +1,5 @@
 """The table of the kinds of units: each record is consistent, and all that asks it agrees."""
 
-from __future__ import annotations
-
 import math
 from typing import get_args
 
