@@ -22,6 +22,7 @@ import pytest
 
 import syncpretrain
 
+TRAIN = [sys.executable, "-m", "syncpretrain", "train", "--data", "x.npy", "--out", "run"]
 LONG = 100_000
 START_SECONDS = 60.0  # of a busy machine
 END_SECONDS = 30.0
@@ -75,9 +76,8 @@ def hangups():
 @contextmanager
 def running(folder, *options):
     np.save(folder / "x.npy", np.random.default_rng(0).random((2000, 64), dtype=np.float32))
-    command = [sys.executable, "-m", "syncpretrain", "train", "--data", "x.npy", "--out", "run"]
     process = subprocess.Popen(
-        [*command, "--layers", "64,32,8", *map(str, options)],
+        [*TRAIN, "--layers", "64,32,8", *map(str, options)],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -129,10 +129,9 @@ def test_a_signal_ends_a_run_with_its_model(tmp_path, sent, options, line, messa
 
 def test_a_terminal_that_closes_leaves_a_model_and_a_checkpoint(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((2000, 64), dtype=np.float32))
-    options = ["--data", "x.npy", "--out", "run", "--layers", "64,32", "--epochs", str(LONG)]
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "syncpretrain", "train", *options],
+        [*TRAIN, "--layers", "64,32", "--epochs", str(LONG)],
         cwd=tmp_path,
         stdin=theirs,
         stdout=theirs,
@@ -159,8 +158,8 @@ def test_a_stopped_run_can_be_replayed(tmp_path):
     with running(tmp_path, *PRETRAIN, "--pace", "free") as run:
         run.wait_for("layer 2")
         run.stop(signal.SIGINT)
-    command = [sys.executable, "-m", "syncpretrain", "train", "--replay", "run", "--out", "again"]
-    subprocess.run([*command, "--quiet"], cwd=tmp_path, timeout=60, check=True)
+    again = [*TRAIN[:4], "--replay", "run", "--out", "again", "--quiet"]
+    subprocess.run(again, cwd=tmp_path, timeout=60, check=True)
     again = syncpretrain.load(tmp_path / "again").info["epochs"]
     assert min(again) >= 1
     assert sum(again) <= sum(syncpretrain.load(tmp_path / "run").info["epochs"])
@@ -168,14 +167,11 @@ def test_a_stopped_run_can_be_replayed(tmp_path):
 
 def test_a_run_whose_reader_has_ended_says_so(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((100, 6), dtype=np.float32))
-    command = [sys.executable, "-m", "syncpretrain", "train", "--data", "x.npy", "--out", "run"]
     read, written = os.pipe()
     os.close(read)
+    command = [*TRAIN, "--layers", "6,3", "--epochs", "1"]
     try:
-        options = ("--layers", "6,3", "--epochs", "1")
-        ended = subprocess.run(
-            [*command, *options], cwd=tmp_path, stderr=written, timeout=60, check=False
-        )
+        ended = subprocess.run(command, cwd=tmp_path, stderr=written, timeout=60, check=False)
     finally:
         os.close(written)
     assert ended.returncode == 1

@@ -10,7 +10,6 @@ from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS
 from syncpretrain.planning.scaling.work import ALL_REDUCES
 from syncpretrain.planning.timings import sizes
-from syncpretrain.plot.canvas import save_speedup_curves
 from syncpretrain.schedule.kinds import SCHEDULES
 
 STACK = ("--layers", "16,8,4", "--epochs", 3, "--examples", 200, "--costs", "0.02,0.01")
@@ -18,7 +17,6 @@ STACK = ("--layers", "16,8,4", "--epochs", 3, "--examples", 200, "--costs", "0.0
 
 @pytest.fixture
 def call(call, tmp_path, monkeypatch):
-    """Return a function that calls ``simulate`` in an empty folder and returns its streams."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments, **options: call("simulate", *arguments, **options)
 
@@ -101,17 +99,8 @@ def test_cores_of_this_machine_are_measured_together(call):
     assert measured <= set(devices)
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    """A picture that was drawn before: Matplotlib leaves its fonts open."""
-    pytest.importorskip("matplotlib", reason="curves are drawn by Matplotlib")
-    file = tmp_path_factory.mktemp("drawn") / "curves.png"
-    save_speedup_curves({"greedy": [(1, 1.0), (2, 1.5)]}, file)
-    return file
-
-
-def test_the_picture_is_a_png(drawn, call, tmp_path):
-    assert drawn.read_bytes().startswith(b"\x89PNG")
+@pytest.mark.usefixtures("fonts")
+def test_the_picture_is_a_png(call, tmp_path):
     call(*STACK, "--out", "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 

@@ -12,11 +12,10 @@ from commandline import exit_status, measure_one_round
 import syncpretrain
 from syncpretrain.data import load_dataset
 from syncpretrain.models.scores import scores
-from syncpretrain.plot.canvas import save_label_curve
 from syncpretrain.runs.checkpoints import Checkpoints
 from syncpretrain.runs.run import resume_run
 
-pytestmark = pytest.mark.usefixtures("measures_anew")
+pytestmark = pytest.mark.usefixtures("measures_anew", "fonts")
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,12 +25,6 @@ else:
 N = 90
 TRAIN = ("train", "--epochs", 1, "--batch-size", 10, "--quiet")
 TUNE = ("--finetune-epochs", 5, "--finetune-batch-size", 10)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fonts(tmp_path_factory):
-    """Matplotlib leaves its fonts open after the first drawing."""
-    save_label_curve({"x": [(1, 0.5, None)]}, tmp_path_factory.mktemp("fonts") / "x.png")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +50,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def call(call, folder, monkeypatch, tmp_path):
-    """Return a function that calls a command in an empty folder with the tables."""
     monkeypatch.chdir(tmp_path)
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -88,23 +80,15 @@ class TestTrain:
         assert [column["name"] for column in columns["features"]] == list("abcd")
         assert columns["target"]["classes"] == ["u", "v", "w"]
         assert syncpretrain.load(folder / "tuned").info["columns"] == columns
+        assert syncpretrain.load(folder / "pre").widths == (4, 6, 3), (
+            "the width is that of the data"
+        )
 
     def test_the_same_settings_give_the_same_bits(self, folder, call):
         config = ("--config", "tuned/config.toml", "--out", "again", "--quiet")
         call("train", *config)
         runs = [syncpretrain.load(run).parameters_sha256 for run in ("tuned", "again")]
         assert runs[0] == runs[1]
-
-    def test_the_width_is_that_of_the_data(self, folder):
-        assert syncpretrain.load(folder / "pre").widths == (4, 6, 3)
-
-    def test_units_by_column(self, call, folder):
-        text = (folder / "t.csv").read_text().splitlines()
-        lines = [f"{text[0]}", *(f"{i % 7 - 3}{line[6:]}" for i, line in enumerate(text[1:]))]
-        Path("wide.csv").write_text("\n".join(lines))
-        own = ("--target", "kind", "--hidden", 3, "--visible-units", "auto", "--out", "auto")
-        call(*TRAIN, "--data", "wide.csv", *own)
-        assert syncpretrain.load("auto").units[0] == "gaussian"
 
     def test_what_needs_binary_units_is_checked_with_the_units_by_column(self, call, folder):
         Path("b.csv").write_text("a,k\n" + "".join(f"{i % 2},{i % 3 % 2}\n" for i in range(40)))
@@ -342,19 +326,21 @@ def test_each_row_of_a_file_has_one_of_the_result_and_what_is_left_out_is_said(c
 REMARKED = "a,b,c,d\n0,1,0,1\n#1,1,1,1\n1,0,1,0\n"
 
 
-@pytest.mark.parametrize("option", ["--test", "--unlabelled"])
-def test_what_is_left_out_of_other_files_is_said(call, option):
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("train", ("--test", "more.csv")),
+        ("train", ("--unlabelled", "more.csv")),
+        (
+            "compare",
+            ("--unlabelled", "more.csv", "--test", 0.2, "--starts", "random", "--seeds", 1),
+        ),
+    ],
+)
+def test_what_is_left_out_of_other_files_is_said(call, command, options):
     Path("more.csv").write_text(REMARKED)
-    own = ("--data", "t.csv", "--target", "kind", "--hidden", 3, option, "more.csv")
-    _, err = call(*TRAIN[:-1], *own, "--out", "more")
-    assert "more.csv: passed over 1 lines that begin with #, such as line 3" in err
-
-
-def test_what_is_left_out_is_said_before_a_comparison(call):
-    Path("more.csv").write_text(REMARKED)
-    own = ("--data", "t.csv", "--target", "kind", "--hidden", 3, "--unlabelled", "more.csv")
-    own += ("--starts", "random", "--seeds", 1, "--finetune-epochs", 1, "--test", 0.2)
-    _, err = call("compare", *own, "--out", "compared")
+    own = ("--data", "t.csv", "--target", "kind", "--hidden", 3, "--epochs", 1, "--out", "more")
+    _, err = call(command, *own, *options)
     assert "more.csv: passed over 1 lines that begin with #, such as line 3" in err
 
 
@@ -454,14 +440,14 @@ class TestFinetune:
         call("finetune", "pre", *own, "--out", "new", "--quiet")
         assert syncpretrain.load("new").head.classes == ("u", "v", "w")
 
-    def test_without_labels_for_reconstruction(self, call):
-        call("finetune", "pre", *TUNE, "--out", "new", "--quiet")
-        assert syncpretrain.load("new").layers[0].decoder_weight is not None
+    LABELLED = ("--data", "t.csv", "--target", "kind", "--finetune", "reconstruction")
 
-    def test_for_reconstruction_with_labels(self, call):
-        own = ("--data", "t.csv", "--target", "kind", "--finetune", "reconstruction", *TUNE)
-        call("finetune", "pre", *own, "--out", "new", "--quiet")
-        assert syncpretrain.load("new").head is None
+    @pytest.mark.parametrize("own", [(), LABELLED])
+    def test_for_reconstruction(self, call, own):
+        call("finetune", "pre", *own, *TUNE, "--out", "new", "--quiet")
+        stack = syncpretrain.load("new")
+        assert stack.head is None
+        assert stack.layers[0].decoder_weight is not None
 
     @pytest.mark.parametrize(
         "options",

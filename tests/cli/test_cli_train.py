@@ -174,16 +174,15 @@ class TestRepeating:
         assert other["parameters_sha256"] != first["parameters_sha256"]
         assert (again["seed"], other["seed"]) == (5, 6)
 
-    def test_other_layers_on_a_config_keep_its_other_settings(self, folder, train_json):
-        train_json(*SMALL, "--out", "a")
-        report = train_json("--config", "a/config.toml", "--layers", "16,8,4,2", "--out", "b")
-        assert [row["epochs"] for row in report["layers"]] == [2, 2, 2]
-
-    def test_another_model_and_other_layers_at_once(self, folder, train_json):
+    def test_another_model_and_other_layers_keep_other_settings(self, folder, train_json):
         train_json(*SMALL, "--out", "a")
         other = ("--layers", "16,8,4,2", "--model", "contractive")
         report = train_json("--config", "a/config.toml", *other, "--out", "b")
-        assert [row["hidden"] for row in report["layers"]] == [8, 4, 2]
+        assert [(row["hidden"], row["epochs"]) for row in report["layers"]] == [
+            (8, 2),
+            (4, 2),
+            (2, 2),
+        ]
         assert read_settings(folder / "b" / "config.toml").pretrain.contraction == (0.1,) * 3
 
     def test_replay_repeats_a_run_at_free_pace(self, train_json):
