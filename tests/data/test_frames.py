@@ -20,6 +20,11 @@ def library(request):
 
 
 @pytest.fixture
+def pandas():
+    return pytest.importorskip("pandas", reason="needs pandas")
+
+
+@pytest.fixture
 def frame(library):
     draws = np.random.default_rng(0)
     return library.DataFrame({"a": draws.random(N), "b": draws.integers(0, 2, N).astype(bool)})
@@ -75,29 +80,22 @@ def test_a_column_without_any_value_is_missing_when_it_was_trained_on(library):
     assert np.isnan(columns.encode(table_of(empty))).all()
 
 
-def test_a_missing_number_of_any_width_is_no_text():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
+def test_a_missing_number_of_any_width_is_no_text(pandas):
     cells = [np.float32("nan"), "u", np.float64("nan"), "v"]
     X, columns = rows_of(pandas.DataFrame({"t": pandas.Series(cells, dtype=object)}))
     assert columns.names == ["t=u", "t=v"]
     np.testing.assert_array_equal(X, [[np.nan] * 2, [1, 0], [np.nan] * 2, [0, 1]])
 
 
-def test_a_frame_without_rows(library):
+def test_a_frame_without_rows(library, frame):
     with pytest.raises(DataError, match=r"^X: got no rows, expected one example or more$"):
         pretrain(library.DataFrame({"a": []}), hidden=3)
-
-
-def test_a_frame_without_rows_for_a_stack():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
-    frame = pandas.DataFrame({"a": np.linspace(0, 1, 30), "b": [0.0, 1.0, 0.5] * 10})
     stack = pretrain(frame, hidden=2, epochs=1)
     with pytest.raises(DataError, match=r"^X: got no rows, expected one example or more$"):
         stack.encode(frame[:0])
 
 
-def test_numbers_that_are_a_category():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
+def test_numbers_that_are_a_category(pandas):
     frame = pandas.DataFrame({"k": pandas.Categorical([3, 7, 3, None])})
     X, columns = rows_of(frame)
     assert columns.features[0].values == ("3", "7")
@@ -108,11 +106,8 @@ def test_numbers_with_a_unit_are_a_category_where_the_type_says_so(library):
     texts = [f"{i}.5 kg" for i in range(30)] * 2
     with pytest.raises(DataError, match=r"'w' holds numbers with the unit 'kg'.* column out$"):
         rows_of(library.DataFrame({"w": texts}))
-    frame = (
-        library.DataFrame({"w": library.Series(texts).astype("category")})
-        if (library.__name__ == "pandas")
-        else library.DataFrame({"w": library.Series(texts, dtype=library.Categorical)})
-    )
+    kind = "category" if library.__name__ == "pandas" else library.Categorical
+    frame = library.DataFrame({"w": library.Series(texts, dtype=kind)})
     assert rows_of(frame)[1].width == 30
 
 
@@ -123,8 +118,7 @@ def test_numbers_as_text_beside_an_error_of_a_spreadsheet(library):
     assert rows_of(library.DataFrame({"t": ["1.5", "#", "x"]}))[1].width == 3
 
 
-def test_nullable_types_of_pandas():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
+def test_nullable_types_of_pandas(pandas):
     frame = pandas.DataFrame(
         {
             "n": pandas.array([1, None, 3], dtype="Int64"),
@@ -151,29 +145,19 @@ def test_errors_name_the_column(library, columns, words):
         pretrain(library.DataFrame(columns), visible_units="bernoulli", **SMALL)
 
 
-def test_without_units_any_numbers_are_taken(library):
-    draws = np.random.default_rng(1)
-    frame = library.DataFrame({"a": 9 * draws.random(N), "b": draws.random(N)})
-    assert pretrain(frame, hidden=3, epochs=1).units[0] == "gaussian"
-
-
-def test_values_of_other_types():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
+def test_values_of_other_types(pandas):
     frame = pandas.DataFrame({"d": pandas.to_datetime(["2020-01-01", "2021-01-01"])})
     with pytest.raises(DataError, match="column 'd' holds values of type datetime64"):
         rows_of(frame)
     known = Columns((Column("1", "number"),), named=False)
     with pytest.raises(DataError, match="column 'd' holds values of type datetime64"):
         known.encode(table_of(frame))
-    frame = pandas.DataFrame({"l": [[1], [2]]})
     with pytest.raises(DataError, match=r"column 'l' holds values of type list.*; leave it out$"):
-        rows_of(frame)
-    frame = pandas.DataFrame([[1, 2]], columns=["a", "a"])
+        rows_of(pandas.DataFrame({"l": [[1], [2]]}))
     with pytest.raises(DataError, match="two columns of the name 'a'"):
-        table_of(frame)
-    frame = pandas.DataFrame({"m": [1, "x", 2]})
+        table_of(pandas.DataFrame([[1, 2]], columns=["a", "a"]))
     with pytest.raises(DataError, match="'m' holds numbers and text, such as '1' and 'x'"):
-        rows_of(frame)
+        rows_of(pandas.DataFrame({"m": [1, "x", 2]}))
 
 
 def test_values_that_a_block_of_units_cannot_have(library):
@@ -187,21 +171,21 @@ def test_values_that_a_block_of_units_cannot_have(library):
         pretrain(frame, **SMALL, visible_units=stack.units[0])
 
 
-def test_a_plan_for_a_frame():
+def test_a_plan_for_a_frame_is_refused():
     polars = pytest.importorskip("polars", reason="needs polars")
     with pytest.raises(DataError, match=r"^X: got a LazyFrame, expected a DataFrame; pass"):
         pretrain(polars.LazyFrame({"a": [0.5, 1]}), **SMALL)
 
 
-def test_units_by_what_the_values_are(frame):
+def test_units_by_what_the_values_are(library, frame):
     assert pretrain(frame, visible_units="auto", **SMALL).units[0] == "bernoulli"
     X = np.asarray(frame["a"])[:, None] * [3, 5]
-    stack = pretrain(X, visible_units="auto", **SMALL)
-    assert stack.units[0] == "gaussian"
+    assert pretrain(X, visible_units="auto", **SMALL).units[0] == "gaussian"
+    wide = library.DataFrame({"a": X[:, 0], "b": X[:, 1]})
+    assert pretrain(wide, hidden=3, epochs=1).units[0] == "gaussian", "without units"
 
 
-def test_decimals_in_a_data_frame_are_numbers():
-    pandas = pytest.importorskip("pandas")
+def test_decimals_in_a_data_frame_are_numbers(pandas):
     cells = [Decimal("1.25"), None, Decimal("-3"), Decimal("NaN")]
     found = table_of(pandas.DataFrame({"price": pandas.Series(cells, dtype=object)}))
     assert found.refused == found.mixed == {}

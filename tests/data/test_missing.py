@@ -5,7 +5,7 @@ import pytest
 from onelayer import layer_settings
 from randomstacks import layer_errors
 
-from syncpretrain import finetune, pretrain
+from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.data.examples import mark_missing
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, SettingsError
@@ -50,13 +50,8 @@ def test_means_and_scaling_are_those_of_the_known_values():
 
 
 def learner_of(model: str, visible: int, units: str, **more):
-    own = {
-        "batch_size": 8,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0"),
-        "visible_units": units,
-        "seed": 3,
-    } | more
+    own = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0"), "seed": 3}
+    own |= {"visible_units": units, **more}
     if model == "rbm":
         return RBM(1, visible, 3, layer_settings(**own))
     loss = "cross-entropy" if units == "bernoulli" else "squared"
@@ -69,7 +64,6 @@ def learner_of(model: str, visible: int, units: str, **more):
     "more", [{}, {"persistent": True}, {"cd_steps": 3}, {"corruption": ("gaussian", 0.5)}]
 )
 def test_units_that_are_missing_are_as_if_they_were_not_there(model, units, more):
-    """Of a layer without them, the other gradients are the same."""
     if (model == "rbm") == ("corruption" in more):
         more = {}
     whole = learner_of(model, 6, units, missing=True, **more)
@@ -99,13 +93,10 @@ def test_biases_start_from_the_known_values():
 @pytest.mark.parametrize("units", UNITS)
 def test_errors_are_those_of_the_known_values(units):
     X, found = with_holes(rows()), []
-    stack = pretrain(
-        X, layers=[6, 4, 3], visible_units=units, epochs=2, batch_size=8, validation=X[:20],
-        observers=[found.append],
-    )  # fmt: skip
-    away = stack.prepared(X, missing=True) - stack.layers[0].reconstruct(
-        stack.prepared(X, missing=True)
-    )
+    options = {"visible_units": units, "validation": X[:20], "observers": [found.append]}
+    stack = pretrain(X, layers=[6, 4, 3], epochs=2, batch_size=8, **options)
+    prepared = stack.prepared(X, missing=True)
+    away = prepared - stack.layers[0].reconstruct(prepared)
     away[np.isnan(X)] = 0
     errors = layer_errors(stack, X)
     assert errors[0] == pytest.approx(np.square(away).sum() / len(X), rel=1e-4)
@@ -123,9 +114,8 @@ def test_codes_and_energies_leave_missing_values_out(units):
     layer, prepared = stack.layers[0], stack.prepared(X)
     X[:, 2] = np.nan
     rest = [0, 1, 3, 4, 5]
-    smaller = DenseLayer(
-        layer.weight[rest], layer.hidden_bias, layer.visible_bias[rest], visible_units=units
-    )
+    own = layer.weight[rest], layer.hidden_bias, layer.visible_bias[rest]
+    smaller = DenseLayer(*own, visible_units=units)
     np.testing.assert_allclose(stack.encode(X), smaller.up(prepared[:, rest]), rtol=1e-5)
     found = free_energy(layer, stack.prepared(X, missing=True), missing=True)
     np.testing.assert_allclose(found, free_energy(smaller, prepared[:, rest]), rtol=1e-6)
@@ -158,17 +148,18 @@ def test_what_cannot_leave_values_out_is_refused(more, message):
         pretrain(with_holes(rows()), **options)
 
 
-def test_a_column_without_values_is_refused():
+@pytest.mark.parametrize(
+    ("empty", "units", "message"),
+    [
+        (3, "bernoulli", "got NaN in every row of column 3"),
+        (slice(None), "bernoulli", "all 6 columns are without a value, got 40 times"),
+        (slice(None), "gaussian", "all 6 columns are without a value, got 40 times"),
+    ],
+)
+def test_columns_without_values_are_refused(empty, units, message):
     X = rows()
-    X[:, 3] = np.nan
-    with pytest.raises(DataError, match="X: got NaN in every row of column 3"):
-        pretrain(X, layers=[6, 3], batch_size=8)
-
-
-@pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
-def test_rows_without_any_value_are_refused_as_such(units):
-    X = np.full_like(rows(), np.nan)
-    with pytest.raises(DataError, match="X: all 6 columns are without a value, got 40 times"):
+    X[:, empty] = np.nan
+    with pytest.raises(DataError, match=f"X: {message}"):
         pretrain(X, layers=[6, 3], batch_size=8, visible_units=units)
 
 
@@ -201,15 +192,8 @@ class TestImputation:
         X = self.copies(units)
         holes = with_holes(X, 0.2)
         rate = {"bernoulli": 0.1, "gaussian": 0.02}[units]
-        stack = pretrain(
-            holes,
-            layers=[5, 6],
-            visible_units=units,
-            model=model,
-            epochs=30,
-            batch_size=10,
-            learning_rate=rate,
-        )
+        options = {"layers": [5, 6], "visible_units": units, "model": model, "learning_rate": rate}
+        stack = pretrain(holes, epochs=30, batch_size=10, **options)
         found, lost = stack.impute(holes), np.isnan(holes)
         np.testing.assert_array_equal(found[~lost], X[~lost])
         by_mean = np.broadcast_to(np.nanmean(holes, axis=0), X.shape)
@@ -244,8 +228,6 @@ class TestImputation:
         draws = np.random.default_rng(2)
         W, b, a = (draws.normal(0, 1, s).astype("f4") for s in ((3, 2), 2, 3))
         layer = DenseLayer(W, b, a)
-        from syncpretrain import Stack
-
         X = np.tile(np.float32([1, np.nan, 0]), (400, 1))
         found = Stack((layer,)).impute(X, samples=200)[:, 1].mean(dtype="f8")
         on, off = free_energy(layer, np.float32([[1, 1, 0], [1, 0, 0]]))
