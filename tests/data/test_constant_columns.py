@@ -68,14 +68,12 @@ class TestScaling:
         assert Scaling.of(np.float32([[0.3]] * 2)).novel_in(np.array([[0.1 + 0.2]]))[0] == 0
 
     def test_missing_values_stay_missing_and_are_not_new(self):
-        scaling = Scaling.of(with_column(5)).marking()
-        made = scaling.apply(np.float32([[0, 0, np.nan, 0], [0, 0, 7, 0]]))[:, 2]
-        np.testing.assert_array_equal(made, [np.nan, 10])
-
-    def test_the_known_values_of_a_column_with_holes_count(self):
         X = with_column(5)
         X[::3, 2] = np.nan
-        assert Scaling.of(X).constant[2]
+        scaling = Scaling.of(X).marking()
+        assert scaling.constant[2]
+        made = scaling.apply(np.float32([[0, 0, np.nan, 0], [0, 0, 7, 0]]))[:, 2]
+        np.testing.assert_array_equal(made, [np.nan, 10])
 
     def test_a_model_of_an_earlier_version_stays_as_it_was(self):
         before = Scaling(np.float32([1, 5]), np.float32([2, 1]))
@@ -165,12 +163,10 @@ def test_new_values_are_counted_in_files_and_sparse_rows(tmp_path):
 
 
 def test_fine_tuning_on_rows_in_which_the_column_varies_says_that_it_is_left_out():
-    stack, X = trained(5), NORMAL
+    stack, options = trained(5), {**SHORT, "epochs": 1, "blas_threads": 1}
     with pytest.warns(NovelValueWarning, match="X: 120 of 120 rows"):
-        tuned = finetune(stack, X, LABELS, epochs=1, batch_size=20, blas_threads=1, warn=False)
-    same = finetune(
-        stack, with_column(5), LABELS, epochs=1, batch_size=20, blas_threads=1, warn=False
-    )
+        tuned = finetune(stack, NORMAL, LABELS, **options)
+    same = finetune(stack, with_column(5), LABELS, **options)
     assert tuned.parameters_sha256 == same.parameters_sha256
 
 
@@ -202,10 +198,8 @@ class TestNotices:
         assert not [message for message in messages if "never vary" in message]
 
     def test_many_are_a_count_and_a_few_names(self):
-        scaling = Scaling(*np.zeros((2, 784), dtype="f4"))
-        assert "784 of 784 (0, 1, 2, 3, 4, ...; counted from 0)" in str(
-            constant_columns(scaling, None)
-        )
+        found = str(constant_columns(Scaling(*np.zeros((2, 784), dtype="f4")), None))
+        assert "784 of 784 (0, 1, 2, 3, 4, ...; counted from 0)" in found
         columns = Columns((Column("1", "constant", ("x",)), Column("2", "number")), named=False)
         assert "1 of 2 ('1')" in str(constant_columns(None, columns))
 
@@ -238,13 +232,9 @@ class TestRowsThatAreAllTheSame:
 
     def test_of_an_iterable_they_are_found_by_measuring(self):
         with pytest.raises(DataError, match="all 4 columns are constant"):
-            pretrain(
-                Minibatches([np.full((9, 4), 7.5, "f4")]),
-                layers=[4, 2],
-                visible_units="gaussian",
-                handoff="minibatch",
-                batch_size=3,
-            )
+            X = Minibatches([np.full((9, 4), 7.5, "f4")])
+            how = {"visible_units": "gaussian", "handoff": "minibatch", "batch_size": 3}
+            pretrain(X, layers=[4, 2], **how)
 
     def test_a_table_of_one_text_a_column_is_refused(self):
         texts = Table("t", ("a", "b"), (texts_of("xx"), texts_of("yy")))

@@ -1,5 +1,6 @@
 """Visible units in blocks: choices, counts and mixtures against definitions and enumerations."""
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from minibatches import gradient, loss_of
 from onelayer import layer_settings
 
-from syncpretrain import load, pretrain
+from syncpretrain import Stack, load, pretrain
 from syncpretrain.errors import DataError, ModelFileError, SettingsError
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
@@ -279,23 +280,26 @@ class TestEnumeration:
             log_z(layer_of(text), words=words)
 
 
-def settings(text: str, **more) -> dict:
-    return {
-        "batch_size": 8,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0"),
-        "visible_units": text,
-        "seed": 3,
-    } | more
+def settings(text: str, **more):
+    own = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0"), "seed": 3}
+    return layer_settings(**own, visible_units=text, **more)
+
+
+def slope_at(total: Callable[[], float], parameter: np.ndarray, i, step: float) -> float:
+    """Return the derivative of a total by a number of a parameter, by finite differences."""
+    at, ends = parameter[i], []
+    for away in (step, -step):
+        parameter[i] = at + away
+        ends.append(total())
+    parameter[i] = at
+    return (ends[0] - ends[1]) / (2 * step)
 
 
 class TestLearners:
     @pytest.mark.parametrize("text", TEXTS)
     @pytest.mark.parametrize("missing", [False, True])
     def test_the_gradient_of_contrastive_divergence(self, text, missing):
-        rbm = RBM(
-            1, kind_of(text).blocks.width, 3, layer_settings(**settings(text, missing=missing))
-        )
+        rbm = RBM(1, kind_of(text).blocks.width, 3, settings(text, missing=missing))
         first = layer_of(text)
         rbm.weight[:], rbm.visible_bias[:] = first.weight, first.visible_bias
         rbm.hidden_bias[:] = first.hidden_bias if kind_of(text).blocks.has_bias else 0
@@ -324,7 +328,7 @@ class TestLearners:
         assert error == pytest.approx(distance, rel=1e-4)
 
     def test_persistent_documents_have_as_many_words_as_those_of_the_data(self):
-        rbm = RBM(1, WIDTH, 3, layer_settings(**settings(MIXTURE, persistent=True)))
+        rbm = RBM(1, WIDTH, 3, settings(MIXTURE, persistent=True))
         X = mixed_rows(8)
         rbm.gradient(X, np.arange(8), epoch=1, step=0)
         chains = -rbm._v[8:16] * 8  # which the gradient divided
@@ -334,9 +338,7 @@ class TestLearners:
     @pytest.mark.parametrize("text", TEXTS)
     @pytest.mark.parametrize("loss", ["cross-entropy", "squared"])
     def test_an_autoencoders_gradient_by_finite_differences(self, text, loss):
-        width = kind_of(text).blocks.width
-        own = layer_settings(**settings(text, loss=loss))
-        learner = Autoencoder(1, width, 3, own)
+        learner = Autoencoder(1, kind_of(text).blocks.width, 3, settings(text, loss=loss))
         first = layer_of(text)
         learner.weight[:], learner.visible_bias[:] = first.weight, first.visible_bias
         X = rows_of(text, 4)
@@ -353,12 +355,7 @@ class TestLearners:
 
         for parameter, found in zip(parameters, learner.gradients, strict=True):
             for i in np.ndindex(parameter.shape):
-                at = parameter[i]
-                parameter[i] = at + 1e-5
-                above = total()
-                parameter[i] = at - 1e-5
-                slope = (above - total()) / 2e-5
-                parameter[i] = at
+                slope = slope_at(total, parameter, i, 1e-5)
                 assert -found[i] == pytest.approx(slope, rel=2e-3, abs=2e-3)
 
     @pytest.mark.parametrize("text", TEXTS)
@@ -374,20 +371,20 @@ class TestLearners:
         gradient(network, x, x)
         found, p = network.gradients.copy(), network.parameters
         for i in range(0, len(p), 3):
-            at = p[i]
-            p[i] = at + 1e-6
-            above = loss_of(network, x, x)
-            p[i] = at - 1e-6
-            slope = (above - loss_of(network, x, x)) / 2e-6
-            p[i] = at
+            slope = slope_at(lambda: loss_of(network, x, x), p, i, 1e-6)
             assert found[i] == pytest.approx(slope, rel=1e-5, abs=1e-6)
+
+
+def stack_of(X, units="counts", **more):
+    options = {"layers": [X.shape[1], 2], "epochs": 1, "batch_size": 5, **more}
+    return pretrain(X, visible_units=units, **options)
 
 
 class TestStacks:
     def test_only_gaussian_columns_are_standardized(self):
         X = mixed_rows(40)
         X[:, 2] = 5 * X[:, 2] + 100
-        stack = pretrain(X, layers=[WIDTH, 4], visible_units=MIXTURE, epochs=1, batch_size=8)
+        stack = stack_of(X, MIXTURE, layers=[WIDTH, 4], batch_size=8)
         prepared = stack.prepared(X)
         rest = np.delete(np.arange(WIDTH), [2, 3])
         np.testing.assert_array_equal(prepared[:, rest], X[:, rest])
@@ -399,31 +396,24 @@ class TestStacks:
 
     def test_bytes_of_counts_and_choices_are_not_scaled(self):
         X = rows_of("counts:4", 20)
-        kept = [
-            pretrain(rows, layers=[4, 2], visible_units="counts", epochs=1, batch_size=5)
-            for rows in (X, X.astype(np.uint8))
-        ]
-        assert kept[0].parameters_sha256 == kept[1].parameters_sha256
+        kept, same = stack_of(X), stack_of(X.astype(np.uint8))
+        assert kept.parameters_sha256 == same.parameters_sha256
 
     def test_a_model_file_keeps_the_blocks(self, tmp_path):
-        X = mixed_rows(20)
-        stack = pretrain(X, layers=[WIDTH, 4], visible_units=MIXTURE, epochs=1, batch_size=5)
-        stack.save(tmp_path / "m.safetensors")
+        stack_of(mixed_rows(20), MIXTURE).save(tmp_path / "m.safetensors")
         assert load(tmp_path / "m.safetensors").units == (MIXTURE, "bernoulli")
 
     @pytest.mark.parametrize("text", ["counts:12", "softmax:13x1,counts", "cubic:13"])
     def test_a_model_file_of_other_blocks_is_refused(self, tmp_path, text):
         layer = layer_of(MIXTURE)
         wrong = DenseLayer(layer.weight, layer.hidden_bias, layer.visible_bias, visible_units=text)
-        from syncpretrain import Stack
-
         Stack((wrong,)).save(tmp_path / "m.safetensors")
         with pytest.raises(ModelFileError, match=r"do not fit each other|is unknown"):
             load(tmp_path / "m.safetensors")
 
     def test_documents_are_sampled_from_documents(self):
         X = rows_of("counts:4", 20)
-        stack = pretrain(X, layers=[4, 2], visible_units="counts", epochs=1, batch_size=5)
+        stack = stack_of(X)
         drawn = stack.sample(20, steps=3, start=X)
         np.testing.assert_allclose(drawn.sum(axis=1), X.sum(axis=1), rtol=1e-4)
         with pytest.raises(DataError, match="start: got nothing for counts"):
@@ -432,7 +422,7 @@ class TestStacks:
     def test_a_row_without_words_is_permitted(self):
         X = rows_of("counts:4", 20)
         X[:5] = 0
-        stack = pretrain(X, layers=[4, 2], visible_units="counts", epochs=2, batch_size=5)
+        stack = stack_of(X, epochs=2)
         np.testing.assert_array_equal(stack.encode(X[:1]), 0.5)
         np.testing.assert_array_equal(stack.reconstruct(X[:1]), 0)
 
