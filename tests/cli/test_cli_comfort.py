@@ -236,16 +236,10 @@ class TestDryRun:
         lines = call("train", *own, "--batch-size", 10, "--dry-run")[0].splitlines()
         heads = [line.partition(":")[0] for line in lines]
         assert heads.pop(4).startswith("fine-tuning, ")
-        assert heads == [
-            "data",
-            "stack",
-            "memory",
-            "pretraining",
-            "the whole run",
-            "nothing was trained, and no folder was made",
-        ]
+        nothing = "nothing was trained, and no folder was made"
+        assert heads == ["data", "stack", "memory", "pretraining", "the whole run", nothing]
 
     def test_a_run_that_would_be_refused(self, call, folder):
-        _, err = call("train", "--layers", "6,4", "--data", "x.npz", "--dry-run", "--replicas", 0,
-                      status=2)  # fmt: skip
+        own = ("--layers", "6,4", "--data", "x.npz", "--dry-run", "--replicas", 0)
+        _, err = call("train", *own, status=2)
         assert err.startswith("Error: --replicas")

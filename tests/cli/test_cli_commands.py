@@ -272,18 +272,9 @@ class TestDoctor:
         found = program("doctor")
         assert found.returncode == 0, found.stdout
         topics = [line.split()[1] for line in found.stdout.splitlines() if line[0] != " "]
-        assert topics == [
-            "versions:",
-            "platform:",
-            "cores:",
-            "blas:",
-            "kernels:",
-            "float32:",
-            "products:",
-            "speed:",
-            "precision:",
-            "gpu:",
-        ]
+        assert " ".join(topics) == (
+            "versions: platform: cores: blas: kernels: float32: products: speed: precision: gpu:"
+        )
 
     def test_json_is_one_object(self):
         found = program("doctor", "--json")
@@ -332,20 +323,11 @@ class TestHelp:
         text = call(command, "--help")
         blocks = text.split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
-        assert list(sections)[-12:] == [
-            "Data and settings",
-            "Model",
-            "Learning",
-            "RBMs",
-            "Autoencoders",
-            "Schedule",
-            "Workers",
-            "Fine-tuning",
-            "Regularization of fine-tuning",
-            "Workers of fine-tuning",
-            "Asynchronous",
-            "Run folder and output",
-        ]
+        assert ", ".join(list(sections)[-12:]) == (
+            "Data and settings, Model, Learning, RBMs, Autoencoders, Schedule, Workers, Fine-tuning,"
+            " Regularization of fine-tuning, Workers of fine-tuning, Asynchronous, Run folder and"
+            " output"
+        )
         for lines in list(sections.values())[-10:]:
             assert len(lines) <= 24
             assert max(map(len, lines)) <= 80

@@ -62,15 +62,7 @@ class TestResults:
         assert out.count("\n") == 1
         report = json.loads(out)
         assert json.loads((tmp_path / "new/compare.json").read_text()) == report
-        assert list(report) == [
-            "layers",
-            "architecture",
-            "objective",
-            "data",
-            "table",
-            "runs",
-            "out",
-        ]
+        assert " ".join(report) == "layers architecture objective data table runs out"
         assert report["data"]["train"] == 1294
         rows = [(row["labels"], row["start"]) for row in report["table"]]
         assert rows == [(20, "random"), (20, "greedy"), (40, "random"), (40, "greedy")]

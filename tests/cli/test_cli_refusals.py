@@ -63,6 +63,7 @@ def refusal(capsys, *arguments):
 
 
 RUNTIMES = ("threads", "processes", "serial")
+NO_TF32 = "got tf32 on the CPU, which does not multiply it; take float32"
 OPTIONS = [
     ("--layers 16", "--layers: got 16, expected two numbers or more"),
     ("--layers 16,0", "--layers: got 0, expected a whole number of at least 1"),
@@ -96,16 +97,7 @@ OPTIONS = [
     ),
     (
         "--backend numpy --precision tf32",
-        "--precision: got tf32 on the CPU, which does not multiply it; take float32, bfloat16 or"
-        " auto, or --backend cupy on a GPU",
-    ),
-    (
-        "--finetune reconstruction --backend numpy --finetune-precision tf32",
-        "--finetune-precision: got tf32 on the CPU, which does not multiply it; take float32",
-    ),
-    (
-        "--finetune reconstruction --finetune-optimizer cg --finetune-precision bfloat16",
-        "--finetune-precision: got bfloat16 with optimizer cg, whose searches need exact products",
+        f"--precision: {NO_TF32}, bfloat16 or auto, or --backend cupy on a GPU",
     ),
     ("--precision half", "--precision: 'half' is not one of 'float32', 'tf32', 'bfloat16', 'auto'"),
     ("--precison bfloat16", "No such option --precison; the nearest one is --precision"),
@@ -140,19 +132,9 @@ OPTIONS = [
         "--split: got units with model autoencoder, expected examples",
     ),
     ("--persistent --replicas 2 --split units", "--split: got units with persistent, expected ex"),
-    (
-        "--finetune reconstruction --finetune-replicas 3 --finetune-shards 2",
-        "--finetune-replicas: got 3 for 2 shards, expected no more workers than shards",
-    ),
     ("--blas-threads 0", "--blas-threads: got 0, expected a whole number of at least 1"),
     ("--blas-threads 9999999999", "--blas-threads: got 9999999999, expected a whole number of at"),
     ("--workers 1000000", "--workers: got 1000000, expected a whole number of at most 1024"),
-    ("--finetune reconstruction --finetune-replicas 2000", "--finetune-replicas: got 2000, exp"),
-    ("--finetune reconstruction --finetune-shards 2000", "--finetune-shards: got 2000, expected"),
-    (
-        "--finetune reconstruction --finetune-epochs 9999999",
-        "--finetune-epochs: got 9999999, expected a whole number of at most 1000000",
-    ),
     ("--validation 1", "--validation: got 1.0, expected a number below 1"),
     ("--validation nan", "--validation: got nan, expected a number of at least 0"),
     ("--schedule x", "--schedule: 'x' is not one of 'synchronized', 'greedy', 'rounds'"),
@@ -164,7 +146,6 @@ OPTIONS = [
     ("--finetune-learning-rate inf", "--finetune-learning-rate: got inf, expected a finite"),
     ("--finetune-epochs 3", "--finetune-epochs: got 3 without fine-tuning; add --finetune"),
     ("--finetune-batch-size 0", "--finetune-batch-size: got 0, expected a whole number"),
-    ("--finetune reconstruction --finetune-batch-size 41", "--finetune-batch-size: got 41, exp"),
     ("--schedule greedy --pace free", "--pace: got free with schedule greedy, where"),
     ("--out full", "--out: full is not empty; name a new folder"),
     ("--out x.npy", "--out: x.npy is a file; name a new folder"),
@@ -185,6 +166,25 @@ OPTIONS = [
     ("--seed", "Option '--seed' requires an argument; see syncpretrain train --help"),
     ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),
 ]
+TUNING = [
+    ("--finetune-batch-size 41", "batch-size: got 41, exp"),
+    (
+        "--finetune-epochs 9999999",
+        "epochs: got 9999999, expected a whole number of at most 1000000",
+    ),
+    ("--backend numpy --finetune-precision tf32", f"precision: {NO_TF32}"),
+    (
+        "--finetune-optimizer cg --finetune-precision bfloat16",
+        "precision: got bfloat16 with optimizer cg, whose searches need exact products",
+    ),
+    ("--finetune-replicas 2000", "replicas: got 2000, exp"),
+    ("--finetune-shards 2000", "shards: got 2000, expected"),
+    (
+        "--finetune-replicas 3 --finetune-shards 2",
+        "replicas: got 3 for 2 shards, expected no more workers than shards",
+    ),
+]
+OPTIONS += [(f"--finetune reconstruction {given}", f"--finetune-{m}") for given, m in TUNING]
 
 
 class TestTrain:
