@@ -140,6 +140,11 @@ class TestEncode:
         np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
 
 
+def form_of(path):
+    with Image.open(path) as image:
+        return image.format, image.mode, image.size
+
+
 class TestReconstruct:
     def test_a_png_of_20_pairs_in_the_run_folder(self, call, folder):
         said = call("reconstruct", "on-digits")
@@ -147,10 +152,9 @@ class TestReconstruct:
             "on-digits/reconstructions.png: 20 examples of the test part of digits above their"
             " reconstructions\n"
         )
-        with Image.open(folder / "on-digits" / "reconstructions.png") as image:
-            assert (image.format, image.mode) == ("PNG", "L")
-            # 10 images of 8 pixels with margins of 2; 2 rows of pairs; 3 times enlarged
-            assert image.size == (3 * (10 * (8 + 2) + 2), 3 * (2 * (2 * 8 + 6) + 2))
+        # 10 images of 8 pixels with margins of 2; 2 rows of pairs; 3 times enlarged
+        size = (3 * (10 * (8 + 2) + 2), 3 * (2 * (2 * 8 + 6) + 2))
+        assert form_of(folder / "on-digits" / "reconstructions.png") == ("PNG", "L", size)
 
     def test_shape_count_and_seed(self, call, folder):
         contents = []
@@ -158,8 +162,7 @@ class TestReconstruct:
             options = ("--shape", "4x16", "--count", 3, "--seed", seed, "--out", "p.png")
             call("reconstruct", "on-file", "--data", "x.npy", *options)
             contents.append((folder / "p.png").read_bytes())
-            with Image.open(folder / "p.png") as image:
-                assert image.size == (3 * (3 * (16 + 2) + 2), 3 * (2 * 4 + 6 + 2))
+            assert form_of("p.png")[2] == (3 * (3 * (16 + 2) + 2), 3 * (2 * 4 + 6 + 2))
         assert contents[0] == contents[1] != contents[2]
 
     def test_no_more_than_there_are(self, call):
@@ -174,8 +177,8 @@ class TestSample:
     def test_a_png_of_20_samples_in_the_run_folder(self, call, folder):
         said = call("sample", "on-file", "--steps", 3)
         assert said == "on-file/samples.png: 20 samples after 3 steps from noise\n"
-        with Image.open(folder / "on-file" / "samples.png") as image:
-            assert image.size == (3 * (10 * (8 + 2) + 2), 3 * (2 * (8 + 5) + 2))
+        size = (3 * (10 * (8 + 2) + 2), 3 * (2 * (8 + 5) + 2))
+        assert form_of("on-file/samples.png")[2] == size
 
     def test_from_data_and_seed(self, call, folder):
         contents = []
@@ -184,8 +187,7 @@ class TestSample:
             said = call("sample", "on-file", "--start", "data", *options)
             assert said == "p.png: 3 samples after 2 steps from data\n"
             contents.append((folder / "p.png").read_bytes())
-            with Image.open(folder / "p.png") as image:
-                assert image.size == (3 * (3 * (8 + 2) + 2), 3 * (2 * 8 + 6 + 2))
+            assert form_of("p.png")[2] == (3 * (3 * (8 + 2) + 2), 3 * (2 * 8 + 6 + 2))
         assert contents[0] == contents[1] != contents[2]
 
     def test_stacked_samples_are_saved_with_the_acceptance_and_the_mixing(self, call, folder):
@@ -324,8 +326,8 @@ class TestHelp:
         blocks = text.split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
         assert ", ".join(list(sections)[-12:]) == (
-            "Data and settings, Model, Learning, RBMs, Autoencoders, Schedule, Workers, Fine-tuning,"
-            " Regularization of fine-tuning, Workers of fine-tuning, Asynchronous, Run folder and"
+            "Data and settings, Model, Learning, RBMs, Autoencoders, Schedule, Workers, Fine-tuning"
+            ", Regularization of fine-tuning, Workers of fine-tuning, Asynchronous, Run folder and"
             " output"
         )
         for lines in list(sections.values())[-10:]:

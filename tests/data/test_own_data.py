@@ -102,11 +102,6 @@ class TestTarget:
             load_dataset(tmp_path / "x.csv", **options)
         assert "\n" not in str(caught.value)
 
-    def test_an_empty_cell_is_a_missing_value(self, tmp_path):
-        (tmp_path / "x.csv").write_text("a,b\n1,1\n0,\n")
-        data = load_dataset(tmp_path / "x.csv", validation=0)
-        np.testing.assert_array_equal(data.train, np.float32([[1, 1], [0, np.nan]]))
-
     @pytest.mark.parametrize(
         ("cells", "words"),
         [
@@ -272,8 +267,6 @@ class TestParts:
             load_dataset(folder / "x.npy", test=folder / "y.npy")
         with pytest.raises(DataError, match=r"^unlabelled: .*has no labels either"):
             load_dataset(folder / "x.npy", unlabelled=folder / "x.npy")
-
-    def test_a_class_that_is_not_among_those_trained_on(self, folder):
         (folder / "few.csv").write_text("x,b,kind\n0.5,1,z\n")
         with pytest.raises(DataError, match=r"holds 'z', a class that was not trained on"):
             load(folder, test=folder / "few.csv")

@@ -11,25 +11,12 @@ from hypothesis import strategies as st
 from onelayer import layer_settings
 from sparsematrices import Matrix, csr
 
-from syncpretrain import Stack, finetune, pretrain
+from syncpretrain import Stack, errors, finetune, pretrain
 from syncpretrain.data import blocks, load_dataset
 from syncpretrain.data.facts import look_at, units_of_array
 from syncpretrain.data.sparse_rows import SparseRows, joined, rows_of_matrix
-from syncpretrain.errors import (
-    CheckpointError,
-    DataError,
-    PoorResultWarning,
-    RunInterrupted,
-    SettingsError,
-)
 from syncpretrain.events import EpochFinished
-from syncpretrain.kernels import activations, native
-from syncpretrain.kernels.conditions import (
-    conditions_of,
-    draw_documents,
-    draw_words,
-    reconstruct_documents,
-)
+from syncpretrain.kernels import activations, conditions, native
 from syncpretrain.learners.rbm import RBM, SparseRBM
 from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.scores import scores
@@ -89,7 +76,7 @@ class TestRows:
         np.testing.assert_array_equal(out, DENSE[chosen])
 
     def test_nothing_makes_them_dense_unasked(self):
-        with pytest.raises(DataError, match=r"expected X.toarray\(\)"):
+        with pytest.raises(errors.DataError, match=r"expected X.toarray\(\)"):
             np.asarray(rows_of_matrix(csr(DENSE), "X"))
 
     @pytest.mark.parametrize("form", ["csr_matrix", "csc_matrix", "coo_array", "csr_array"])
@@ -177,8 +164,8 @@ class TestProducts:
         ends = np.cumsum(draws.integers(1, 60, 30))
         points = draws.standard_exponential(ends[-1])
         compiled, plain = shares.copy(), shares.copy()
-        draw_documents(compiled, points, ends)
-        draw_documents.__wrapped__(plain, points, ends)
+        conditions.draw_documents(compiled, points, ends)
+        conditions.draw_documents.__wrapped__(plain, points, ends)
         np.testing.assert_array_equal(compiled, plain)
         np.testing.assert_array_equal(plain.sum(axis=1), np.diff(ends, prepend=0) - 1)
         assert not plain[:, 1:-1][shares[:, 1:-1] == 0].any()
@@ -193,14 +180,14 @@ class TestProducts:
         points = draws.standard_exponential(ends[-1])
         compiled, plain = inputs.copy(), inputs.copy()
         errors = [
-            reconstruct_documents(compiled, bias, like, points, ends),
-            reconstruct_documents.__wrapped__(plain, bias, like, points, ends),
+            conditions.reconstruct_documents(compiled, bias, like, points, ends),
+            conditions.reconstruct_documents.__wrapped__(plain, bias, like, points, ends),
         ]
         close(*errors)
         np.testing.assert_array_equal(compiled, plain)
         np.testing.assert_array_equal(plain.sum(axis=1), words)
         inputs[3, 4] = np.nan
-        assert np.isnan(reconstruct_documents(inputs, bias, like, points, ends))
+        assert np.isnan(conditions.reconstruct_documents(inputs, bias, like, points, ends))
 
     def test_columns_that_are_not_there(self):
         W, out = np.ones((3, 2), dtype=np.float32), np.zeros((1, 2), dtype=np.float32)
@@ -263,7 +250,9 @@ def test_documents_keep_their_lengths_and_shares():
     like = np.zeros_like(shares)
     like[:, 0] = np.arange(500) % 40
     noise = np.random.default_rng(0).random(shares.shape, dtype=np.float32)
-    found = draw_words(shares.copy(), "counts:4", noise, conditions_of(like, "counts:4"))
+    found = conditions.draw_words(
+        shares.copy(), "counts:4", noise, conditions.conditions_of(like, "counts:4")
+    )
     np.testing.assert_array_equal(found.sum(axis=1), like[:, 0])
     close(found.sum(axis=0) / found.sum(), shares[0], atol=0.02)
     assert not found[:, 3].any()
@@ -274,7 +263,9 @@ def test_a_document_may_have_any_number_of_words():
     like = np.diag([1e9, 0, 1, 0, 1e9]).astype(np.float32)[:, :4]
     like[4] = 1e9
     noise = np.random.default_rng(0).random(shares.shape, dtype=np.float32)
-    found = draw_words(shares, "counts:4", noise, conditions_of(like, "counts:4"))
+    found = conditions.draw_words(
+        shares, "counts:4", noise, conditions.conditions_of(like, "counts:4")
+    )
     close(found[0] / 1e9, [0.5, 0.3, 0.2, 0], atol=1e-3)
     np.testing.assert_array_equal(found[1:4].sum(axis=1), [0, 1, 0])
     assert np.isnan(found[4]).all()  # diverged, which training stops at
@@ -283,7 +274,7 @@ def test_a_document_may_have_any_number_of_words():
 def test_a_document_without_words_divides_by_no_zero():
     shares, points = np.zeros((2, 3), dtype=np.float32), np.ones(4)
     with np.errstate(all="raise"):
-        draw_documents.__wrapped__(shares, points, np.array([1, 4]))
+        conditions.draw_documents.__wrapped__(shares, points, np.array([1, 4]))
     np.testing.assert_array_equal(shares, [[0, 0, 0], [0, 0, 2]])
 
 
@@ -294,7 +285,9 @@ def test_a_document_without_words_divides_by_no_zero():
 def test_arrays_that_do_not_fit_each_other_are_refused(name, at, value):
     matrix = csr(DENSE)
     getattr(matrix, name)[at] = value
-    with pytest.raises(DataError, match=r"^X: got a sparse matrix whose arrays do not fit each"):
+    with pytest.raises(
+        errors.DataError, match=r"^X: got a sparse matrix whose arrays do not fit each"
+    ):
         rows_of_matrix(matrix, "X")
 
 
@@ -338,10 +331,9 @@ class TestTraining:
         options = {**OPTIONS, "visible_units": COUNTS, "handoff": "minibatch"}
         serial = pretrain(csr(DENSE), runtime="serial", **options)
         assert same(serial, pretrain(csr(DENSE), runtime="processes", **options))
-        in_parts = [csr(DENSE[at : at + 20]) for at in range(0, 70, 20)]
-        options = {**options, "visible_units": "gaussian", "layers": [40, 8, 4]}
-        options.pop("hidden")
-        assert pretrain(in_parts_again(in_parts), **options).widths == (40, 8, 4)
+        options |= {"visible_units": "gaussian", "layers": [40, 8, 4], "hidden": None}
+        parts = [csr(DENSE[at : at + 20]) for at in range(0, 70, 20)]
+        assert pretrain(lambda number: parts, **options).widths == (40, 8, 4)
 
     def test_no_dense_array_of_all_rows(self, monkeypatch):
         most, take, item = [0], SparseRows.take, SparseRows.__getitem__
@@ -365,7 +357,7 @@ class TestTraining:
         rows = rows_of_matrix(csr(X), "X")
         assert stack_error(stack, rows) > 0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PoorResultWarning)
+            warnings.simplefilter("ignore", errors.PoorResultWarning)
             tuned = finetune(stack, csr(X), y, epochs=1, batch_size=100)
         assert tuned.predict(csr(X)).shape == (7000,)
         assert most[0] <= 2000
@@ -376,20 +368,12 @@ class TestTraining:
                 signal.raise_signal(signal.SIGINT)
 
         options = {**OPTIONS, "visible_units": COUNTS, "runtime": "serial"}
-        with pytest.raises(RunInterrupted):
+        with pytest.raises(errors.RunInterrupted):
             pretrain(csr(DENSE), resume=tmp_path, observers=[interrupt], **options)
-        with pytest.raises(CheckpointError, match="X was another"):
+        with pytest.raises(errors.CheckpointError, match="X was another"):
             pretrain(csr(DENSE + (DENSE > 0)), resume=tmp_path, **options)
         again = pretrain(csr(DENSE), resume=tmp_path, **options)
         assert same(again, pretrain(csr(DENSE), **options))
-
-
-def in_parts_again(parts):
-    class Parts:
-        def __iter__(self):
-            return iter(parts)
-
-    return Parts()
 
 
 class TestRefusals:
@@ -401,10 +385,8 @@ class TestRefusals:
         ],
     )
     def test_settings_without_a_form_for_them(self, more, words):
-        options = {**OPTIONS, **more}
-        if "layers" in more:
-            options.pop("hidden")
-        with pytest.raises(SettingsError, match=f"^X: got a sparse matrix .*{words}"):
+        options = {**OPTIONS, **more, "hidden": None if "layers" in more else [8, 4]}
+        with pytest.raises(errors.SettingsError, match=f"^X: got a sparse matrix .*{words}"):
             pretrain(csr(BITS), visible_units="bernoulli", **options)
 
     @pytest.mark.parametrize(
@@ -421,7 +403,7 @@ class TestRefusals:
     def test_values(self, value, units, words):
         X = BITS.copy()
         X[7, 3] = value
-        with pytest.raises(DataError, match=f"^X: {words}"):
+        with pytest.raises(errors.DataError, match=f"^X: {words}"):
             pretrain(csr(X), visible_units=units, **OPTIONS)
 
     @pytest.mark.parametrize("value", [1e300, -1e39])
@@ -429,20 +411,20 @@ class TestRefusals:
         X = BITS.astype(np.float64)
         X[7, 3] = value
         words = f"^X: got {value:g} at row 7, column 3 .* float32 holds".replace("+", "[+]")
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(errors.DataError, match=words):
             pretrain(csr(X, np.float64), visible_units="gaussian", **OPTIONS)
 
     def test_other_things(self):
         stack = pretrain(csr(DENSE), visible_units=COUNTS, **OPTIONS)
-        with pytest.raises(DataError, match="where a dense array is needed"):
+        with pytest.raises(errors.DataError, match="where a dense array is needed"):
             stack.impute(csr(DENSE))
-        with pytest.raises(DataError, match="got 20 columns, expected 40"):
+        with pytest.raises(errors.DataError, match="got 20 columns, expected 40"):
             stack.encode(csr(DENSE[:, :20]))
-        with pytest.raises(DataError, match="complex"):
+        with pytest.raises(errors.DataError, match="complex"):
             pretrain(csr(DENSE, complex), **OPTIONS)
-        with pytest.raises(SettingsError, match="sample_visible"):
+        with pytest.raises(errors.SettingsError, match="sample_visible"):
             pretrain(BITS, model="autoencoder", sample_visible=True, **OPTIONS)
-        with pytest.raises(SettingsError, match="sample_visible"):
+        with pytest.raises(errors.SettingsError, match="sample_visible"):
             pretrain(BITS, split="units", shards=[2, 1], sample_visible=True, **OPTIONS)
 
 
@@ -465,7 +447,7 @@ def test_a_file_stays_sparse(tmp_path):
 def test_a_file_in_another_sparse_format_is_refused(form, tmp_path):
     sparse = pytest.importorskip("scipy.sparse")
     sparse.save_npz(tmp_path / "X.npz", sparse.csr_matrix(DENSE).asformat(form))
-    with pytest.raises(DataError, match=f"in the format '{form}', expected csr"):
+    with pytest.raises(errors.DataError, match=f"in the format '{form}', expected csr"):
         load_dataset(tmp_path / "X.npz")
 
 

@@ -8,33 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncpretrain import finetune, pretrain
+from syncpretrain import errors, finetune, pretrain
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.facts import look_at, units_of_array
-from syncpretrain.errors import (
-    CheckpointError,
-    DataError,
-    PoorResultWarning,
-    RunInterrupted,
-    SettingsError,
-)
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.runs.prepare import completed
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.settings import read_settings, settings_from
-from syncpretrain.settings.by_data import (
-    ENOUGH_EPOCHS,
-    ENOUGH_UPDATES,
-    MOST_WORK,
-    OF_UNLABELLED,
-    Facts,
-    Given,
-    finetune_by_data,
-    in_words,
-    pretrain_by_data,
-)
+from syncpretrain.settings import by_data, read_settings, settings_from
+from syncpretrain.settings.by_data import Facts, Given, in_words
 from syncpretrain.settings.sections import preset_path
 
 MNIST = (784, 1000, 500, 250, 30)
@@ -42,13 +25,13 @@ MNIST = (784, 1000, 500, 250, 30)
 
 def chosen(facts, layers=(16, 8), **options):
     """Return what follows from the data beside the options."""
-    return pretrain_by_data(settings_from(layers, **options).pretrain, options, facts)[1]
+    return by_data.pretrain_by_data(settings_from(layers, **options).pretrain, options, facts)[1]
 
 
 def tuned(facts, layers=(16, 8), **options):
     settings = settings_from(layers, finetune=options)
     shapes = settings.pretrain.shapes
-    return finetune_by_data(settings.finetune, options, facts, shapes)[1]
+    return by_data.finetune_by_data(settings.finetune, options, facts, shapes)[1]
 
 
 def table(rows=60, columns=4, *, low=0.0, high=1.0):
@@ -69,7 +52,7 @@ class TestRules:
     def test_a_small_table_gets_small_minibatches_and_many_epochs(self):
         found = chosen(Facts(105, 16))
         assert found["batch_size"] == 10
-        assert found["epochs"] == [math.ceil(ENOUGH_UPDATES / 11)]
+        assert found["epochs"] == [math.ceil(by_data.ENOUGH_UPDATES / 11)]
 
     def test_numbers_beyond_probabilities_get_gaussian_units_and_their_rate(self):
         found = chosen(Facts(105, 16, -3.0, 12.0), (16, 8, 4))
@@ -122,13 +105,13 @@ class TestRules:
     @given(st.integers(1, 10**7), st.integers(1, 2000), st.integers(1, 2000))
     def test_there_are_enough_updates_or_a_reason(self, rows, visible, hidden):
         settings = settings_from([visible, hidden]).pretrain
-        after, _ = pretrain_by_data(settings, (), Facts(rows, visible))
+        after, _ = by_data.pretrain_by_data(settings, (), Facts(rows, visible))
         batch, epochs = after.batch_size, after.epochs[0]
         assert 1 <= batch <= min(rows, 100)
         assert epochs >= 10
-        enough = epochs * math.ceil(rows / batch) >= ENOUGH_UPDATES
-        costly = (epochs + 1) * rows * visible * hidden > MOST_WORK
-        assert enough or costly or epochs == ENOUGH_EPOCHS
+        enough = epochs * math.ceil(rows / batch) >= by_data.ENOUGH_UPDATES
+        costly = (epochs + 1) * rows * visible * hidden > by_data.MOST_WORK
+        assert enough or costly or epochs == by_data.ENOUGH_EPOCHS
         if rows >= 50_000:
             assert (batch, epochs) == (100, 10)
 
@@ -176,7 +159,9 @@ class TestSettled:
 
     def test_the_preset_of_few_labels_has_what_follows_for_guesses(self):
         found = read_settings(preset_path("few-labels")).finetune
-        assert {name: getattr(found, name) for name in OF_UNLABELLED} == OF_UNLABELLED
+        assert {
+            name: getattr(found, name) for name in by_data.OF_UNLABELLED
+        } == by_data.OF_UNLABELLED
 
     def test_a_run_keeps_them_as_numbers(self, tmp_path):
         X = table(12, 3, low=-2, high=2)
@@ -195,14 +180,14 @@ class TestSettled:
         assert report["parameters_sha256"] == alone.parameters_sha256
         again = train_run(read_settings(tmp_path / "a" / "config.toml"), out=tmp_path / "b")
         assert again["parameters_sha256"] == alone.parameters_sha256
-        with pytest.raises(SettingsError, match="finished"):
+        with pytest.raises(errors.SettingsError, match="finished"):
             resume_run(tmp_path / "a")
 
 
 class TestPython:
     def test_hidden_stands_for_layers_without_the_input(self):
         X, settings = table(), {"epochs": 1, "batch_size": 20}
-        with pytest.warns(PoorResultWarning):
+        with pytest.warns(errors.PoorResultWarning):
             stacks = [
                 pretrain(X, hidden=[3, 2], **settings),
                 pretrain(X, layers=[4, 3, 2], **settings),
@@ -223,16 +208,16 @@ class TestPython:
         ],
     )
     def test_wrong_arguments(self, arguments, match):
-        with pytest.raises(SettingsError, match=match):
+        with pytest.raises(errors.SettingsError, match=match):
             pretrain(table(), **arguments)
 
     def test_an_iterable_has_no_width(self):
-        with pytest.raises(SettingsError, match=r"^hidden: got it with an iterable"):
+        with pytest.raises(errors.SettingsError, match=r"^hidden: got it with an iterable"):
             pretrain(iter([table()]), hidden=3, handoff="minibatch")
 
     def test_a_wrong_argument_of_finetune(self):
         stack = pretrain(table(), hidden=3, epochs=1)
-        with pytest.raises(SettingsError, match=r"did you mean validation_y\?"):
+        with pytest.raises(errors.SettingsError, match=r"did you mean validation_y\?"):
             finetune(stack, table(), validaton_y=[])
 
     def test_what_followed_is_reported_and_kept(self):
@@ -271,17 +256,10 @@ class TestBits:
         stack, same = pretrain(X, **settings), pretrain(X.astype(bool), **settings)
         assert stack.parameters_sha256 == same.parameters_sha256
         assert np.array_equal(stack.encode(X), same.encode(X.astype(np.float32)))
-        with pytest.raises(DataError, match=r"^X: got the byte 255, expected 0 or 1"):
+        with pytest.raises(errors.DataError, match=r"^X: got the byte 255, expected 0 or 1"):
             stack.encode(X * 255)
-        with pytest.raises(DataError, match=r"^validation: got the byte 2, expected 0 or 1"):
+        with pytest.raises(errors.DataError, match=r"^validation: got the byte 2, expected 0 or 1"):
             pretrain(X, **(settings | {"validation": X * 2}))
-
-    def test_other_bytes_are_shares_of_255(self):
-        X = np.uint8([[0, 255], [51, 0]] * 5)
-        stack = pretrain(X, hidden=2, epochs=1)
-        assert stack.info.get("bytes") is None
-        dark = np.uint8([[0, 1]])  # no bits: the stack knows pictures
-        assert np.array_equal(stack.encode(dark), stack.encode(dark / 255))
 
     def test_they_are_looked_at_without_a_copy(self):
         X = np.eye(3, dtype=np.uint8)
@@ -333,7 +311,7 @@ class TestResume:
                 if len(seen) == 3:
                     signal.raise_signal(signal.SIGINT)
 
-        with pytest.raises(RunInterrupted):
+        with pytest.raises(errors.RunInterrupted):
             pretrain(table(), observers=[stop], resume=folder, **(RESUMED | others))
 
     @pytest.mark.parametrize("others", [{}, {"handoff": "minibatch"}])
@@ -358,9 +336,13 @@ class TestResume:
     )
     def test_another_call_is_refused(self, tmp_path, others, name):
         self.stopped(tmp_path)
-        with pytest.raises(CheckpointError, match=f"in which {name} was (?!another)[^;]+; give"):
+        with pytest.raises(
+            errors.CheckpointError, match=f"in which {name} was (?!another)[^;]+; give"
+        ):
             pretrain(table(), resume=tmp_path, **(RESUMED | others))
-        with pytest.raises(CheckpointError, match=r"is of another .* in which X was another"):
+        with pytest.raises(
+            errors.CheckpointError, match=r"is of another .* in which X was another"
+        ):
             pretrain(1 - table(), resume=tmp_path, **RESUMED)
 
     def test_a_state_that_names_no_validation_examples_goes_on(self, tmp_path, monkeypatch):
@@ -379,13 +361,15 @@ class TestResume:
     def test_a_call_with_other_validation_examples_is_refused(self, tmp_path):
         for first in (table()[:9], None):
             self.stopped(tmp_path, validation=first)
-            with pytest.raises(CheckpointError, match="in which validation was another; give"):
+            with pytest.raises(
+                errors.CheckpointError, match="in which validation was another; give"
+            ):
                 pretrain(table(), resume=tmp_path, validation=table()[9:18], **RESUMED)
             pretrain(table(), resume=tmp_path, validation=first, **RESUMED)
 
     def test_a_file_is_no_folder(self, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(SettingsError, match=r"^resume: got .*file, expected a folder"):
+        with pytest.raises(errors.SettingsError, match=r"^resume: got .*file, expected a folder"):
             pretrain(table(), resume=tmp_path / "file", **RESUMED)
 
 
