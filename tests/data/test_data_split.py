@@ -22,108 +22,100 @@ def is_partition(kept, held, n, held_out):
     return ascending and len(held) == held_out and np.array_equal(np.sort(whole), np.arange(n))
 
 
-@settings(deadline=None)
-@given(splits(), st.sampled_from(["none", "proportional", "equal"]))
-@example((np.array([1, 2, 1]), 0, 0), "proportional")
-def test_a_split_is_a_partition_that_the_seed_repeats(case, kind):
-    labels, held_out, seed = case
-    given_labels = None if kind == "none" else labels
-    options = {"held_out": held_out, "seed": seed, "equal_classes": kind == "equal"}
-    kept, held = stratified_split(given_labels, len(labels), **options)
-    assert is_partition(kept, held, len(labels), held_out)
-    again = stratified_split(given_labels, len(labels), **options)
-    assert np.array_equal(kept, again[0])
-    assert np.array_equal(held, again[1])
+class TestSplit:
+    @settings(deadline=None)
+    @given(splits(), st.sampled_from(["none", "proportional", "equal"]))
+    @example((np.array([1, 2, 1]), 0, 0), "proportional")
+    def test_a_split_is_a_partition_that_the_seed_repeats(self, case, kind):
+        labels, held_out, seed = case
+        given_labels = None if kind == "none" else labels
+        options = {"held_out": held_out, "seed": seed, "equal_classes": kind == "equal"}
+        kept, held = stratified_split(given_labels, len(labels), **options)
+        assert is_partition(kept, held, len(labels), held_out)
+        again = stratified_split(given_labels, len(labels), **options)
+        assert np.array_equal(kept, again[0])
+        assert np.array_equal(held, again[1])
+
+    @settings(deadline=None)
+    @given(splits())
+    def test_each_class_gives_its_proportion_to_within_one_row(self, case):
+        labels, held_out, seed = case
+        _, held = stratified_split(labels, len(labels), held_out=held_out, seed=seed)
+        for label in np.unique(labels):
+            exact = held_out * np.mean(labels == label)
+            assert abs(np.sum(labels[held] == label) - exact) < 1 + 1e-9
+
+    @settings(deadline=None)
+    @given(splits())
+    def test_equal_shares_differ_by_one_at_most_unless_a_class_is_used_up(self, case):
+        labels, held_out, seed = case
+        kept, held = stratified_split(
+            labels, len(labels), held_out=held_out, seed=seed, equal_classes=True
+        )
+        counts = {label: np.sum(labels[held] == label) for label in np.unique(labels)}
+        most = max(counts.values())
+        assert all(n >= most - 1 or label not in labels[kept] for label, n in counts.items())
+
+    def test_equal_shares_of_classes_as_uneven_as_mnist(self):
+        sizes = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+        labels = np.repeat(np.arange(10), sizes)
+        _, held = stratified_split(labels, 60_000, held_out=10_000, seed=0, equal_classes=True)
+        assert np.bincount(labels[held]).tolist() == [1_000] * 10
+
+    def test_proportional_shares_by_hand(self):
+        labels = np.array([0] * 60 + [1] * 30 + [2] * 10)
+        _, held = stratified_split(labels, 100, held_out=10, seed=3)
+        assert np.bincount(labels[held]).tolist() == [6, 3, 1]
+
+    def test_ties_do_not_always_fall_to_the_low_labels(self):
+        held = [
+            stratified_split(np.arange(20), 20, held_out=5, seed=seed)[1].mean()
+            for seed in range(200)
+        ]
+        assert abs(np.mean(held) - 9.5) < 1
+
+    def test_rows_are_drawn_uniformly_without_labels(self):
+        counts = np.zeros(10)
+        for seed in range(400):
+            counts[stratified_split(None, 10, held_out=3, seed=seed)[1]] += 1
+        assert np.all(np.abs(counts - 120) < 50)  # five standard deviations
+
+    @pytest.mark.parametrize("other", [{"seed": 1}, {"step": 1}])
+    def test_another_seed_or_step_has_another_split(self, other):
+        first = stratified_split(None, 1000, held_out=100, seed=0)[1]
+        assert not np.array_equal(
+            first, stratified_split(None, 1000, held_out=100, **{"seed": 0, **other})[1]
+        )
+
+    @pytest.mark.parametrize(("n", "held_out"), [(5, 5), (5, 6), (5, -1), (1, 1)])
+    def test_what_leaves_nothing_is_refused(self, n, held_out):
+        with pytest.raises(DataError, match=f"got {held_out} of {n} examples"):
+            stratified_split(None, n, held_out=held_out, seed=0)
+
+    def test_labels_must_be_one_an_example(self):
+        with pytest.raises(DataError, match=r"got shape \(2,\), expected \(3,\)"):
+            stratified_split(np.array([0, 1]), 3, held_out=1, seed=0)
 
 
-@settings(deadline=None)
-@given(splits())
-def test_each_class_gives_its_proportion_to_within_one_row(case):
-    labels, held_out, seed = case
-    _, held = stratified_split(labels, len(labels), held_out=held_out, seed=seed)
-    for label in np.unique(labels):
-        exact = held_out * np.mean(labels == label)
-        assert abs(np.sum(labels[held] == label) - exact) < 1 + 1e-9
+class TestFractions:
+    @pytest.mark.parametrize("validation", [1.0, -0.1, 2, float("nan")])
+    def test_a_fraction_outside_its_range_is_refused(self, validation):
+        with pytest.raises(DataError, match="validation: got"):
+            hold_out(np.arange(10), None, validation=validation, default=1, seed=0)
 
-
-@settings(deadline=None)
-@given(splits())
-def test_equal_shares_differ_by_one_at_most_unless_a_class_is_used_up(case):
-    labels, held_out, seed = case
-    kept, held = stratified_split(
-        labels, len(labels), held_out=held_out, seed=seed, equal_classes=True
+    @pytest.mark.parametrize(
+        ("validation", "held"), [(None, 2), (0, 0), (0.0, 0), (0.25, 5), (0.001, 1), (0.5, 10)]
     )
-    counts = {label: np.sum(labels[held] == label) for label in np.unique(labels)}
-    most = max(counts.values())
-    assert all(n >= most - 1 or label not in labels[kept] for label, n in counts.items())
+    def test_a_fraction_becomes_a_number_of_rows(self, validation, held):
+        train, validate = hold_out(np.arange(20), None, validation=validation, default=2, seed=0)
+        assert is_partition(train, validate, 20, held)
 
-
-def test_equal_shares_of_classes_as_uneven_as_mnist():
-    sizes = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    labels = np.repeat(np.arange(10), sizes)
-    _, held = stratified_split(labels, 60_000, held_out=10_000, seed=0, equal_classes=True)
-    assert np.bincount(labels[held]).tolist() == [1_000] * 10
-
-
-def test_proportional_shares_by_hand():
-    labels = np.array([0] * 60 + [1] * 30 + [2] * 10)
-    _, held = stratified_split(labels, 100, held_out=10, seed=3)
-    assert np.bincount(labels[held]).tolist() == [6, 3, 1]
-
-
-def test_ties_do_not_always_fall_to_the_low_labels():
-    held = [
-        stratified_split(np.arange(20), 20, held_out=5, seed=seed)[1].mean() for seed in range(200)
-    ]
-    assert abs(np.mean(held) - 9.5) < 1
-
-
-def test_rows_are_drawn_uniformly_without_labels():
-    counts = np.zeros(10)
-    for seed in range(400):
-        counts[stratified_split(None, 10, held_out=3, seed=seed)[1]] += 1
-    assert np.all(np.abs(counts - 120) < 50)  # five standard deviations
-
-
-@pytest.mark.parametrize("other", [{"seed": 1}, {"step": 1}])
-def test_another_seed_or_step_has_another_split(other):
-    first = stratified_split(None, 1000, held_out=100, seed=0)[1]
-    assert not np.array_equal(
-        first, stratified_split(None, 1000, held_out=100, **{"seed": 0, **other})[1]
-    )
-
-
-@pytest.mark.parametrize(("n", "held_out"), [(5, 5), (5, 6), (5, -1), (1, 1)])
-def test_what_leaves_nothing_is_refused(n, held_out):
-    with pytest.raises(DataError, match=f"got {held_out} of {n} examples"):
-        stratified_split(None, n, held_out=held_out, seed=0)
-
-
-def test_labels_must_be_one_an_example():
-    with pytest.raises(DataError, match=r"got shape \(2,\), expected \(3,\)"):
-        stratified_split(np.array([0, 1]), 3, held_out=1, seed=0)
-
-
-@pytest.mark.parametrize("validation", [1.0, -0.1, 2, float("nan")])
-def test_a_fraction_outside_its_range_is_refused(validation):
-    with pytest.raises(DataError, match="validation: got"):
-        hold_out(np.arange(10), None, validation=validation, default=1, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("validation", "held"), [(None, 2), (0, 0), (0.0, 0), (0.25, 5), (0.001, 1), (0.5, 10)]
-)
-def test_a_fraction_becomes_a_number_of_rows(validation, held):
-    train, validate = hold_out(np.arange(20), None, validation=validation, default=2, seed=0)
-    assert is_partition(train, validate, 20, held)
-
-
-def test_rows_and_labels_stay_together():
-    X, labels = np.repeat(np.arange(10.0)[:, None] / 10, 3, axis=1), np.arange(10)
-    train, held = hold_out(np.arange(10), labels, validation=0.3, default=0, seed=0)
-    data = from_rows("n", Rows(X, labels), source="s", parts=(train, held, np.arange(0)))
-    assert np.allclose(data.train[:, 0] * 10, data.train_labels)
-    assert np.allclose(data.validation[:, 2] * 10, data.validation_labels)
-    assert data.test.shape == (0, 3)
-    assert data.width == 3
-    assert data.train.dtype == data.test.dtype == np.float32
+    def test_rows_and_labels_stay_together(self):
+        X, labels = np.repeat(np.arange(10.0)[:, None] / 10, 3, axis=1), np.arange(10)
+        train, held = hold_out(np.arange(10), labels, validation=0.3, default=0, seed=0)
+        data = from_rows("n", Rows(X, labels), source="s", parts=(train, held, np.arange(0)))
+        assert np.allclose(data.train[:, 0] * 10, data.train_labels)
+        assert np.allclose(data.validation[:, 2] * 10, data.validation_labels)
+        assert data.test.shape == (0, 3)
+        assert data.width == 3
+        assert data.train.dtype == data.test.dtype == np.float32

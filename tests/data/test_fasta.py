@@ -38,151 +38,144 @@ def letters_of(rows):
     return ["".join(row) for row in found]
 
 
-@pytest.mark.parametrize("name", ["x.fasta", "x.fa", "x.afa.gz", "X.FASTA"])
-def test_lines_wrap_gaps_count_and_unknown_letters_are_missing(tmp_path, name):
-    rows = read(written(tmp_path, TEXT, name))
-    assert letters_of(rows) == ["ACDEFG--", "ACD?--HI"]
-    assert rows.columns.visible_units() == "softmax:8x21"
-    assert rows.columns.names[20:22] == ["1=-", "2=A"]
-    assert rows.columns.owner_names == list("12345678")
-    assert rows.notices[0].endswith("read 1 unknown letters such as 'X' as missing values")
+class TestReading:
+    @pytest.mark.parametrize("name", ["x.fasta", "x.fa", "x.afa.gz", "X.FASTA"])
+    def test_lines_wrap_gaps_count_and_unknown_letters_are_missing(self, tmp_path, name):
+        rows = read(written(tmp_path, TEXT, name))
+        assert letters_of(rows) == ["ACDEFG--", "ACD?--HI"]
+        assert rows.columns.visible_units() == "softmax:8x21"
+        assert rows.columns.names[20:22] == ["1=-", "2=A"]
+        assert rows.columns.owner_names == list("12345678")
+        assert rows.notices[0].endswith("read 1 unknown letters such as 'X' as missing values")
 
+    def test_nucleotides_are_read_as_amino_acids_and_told_so(self, tmp_path):
+        for letters in ("ACGT", "ACGUN-"):
+            rows = read(written(tmp_path, f">a\n{letters}\n>b\n{letters[::-1]}\n"))
+            assert "has the letters of DNA or RNA alone" in rows.notices[0]
+        assert not read(written(tmp_path, ">a\nACGT\n>b\nACGD\n")).notices
 
-def test_nucleotides_are_read_as_amino_acids_and_told_so(tmp_path):
-    for letters in ("ACGT", "ACGUN-"):
-        rows = read(written(tmp_path, f">a\n{letters}\n>b\n{letters[::-1]}\n"))
-        assert "has the letters of DNA or RNA alone" in rows.notices[0]
-    assert not read(written(tmp_path, ">a\nACGT\n>b\nACGD\n")).notices
+    def test_without_gaps_there_are_20_choices(self, tmp_path):
+        rows = read(written(tmp_path, ">a\nACD\n>b\nWYA"))
+        assert rows.columns.visible_units() == "softmax:3x20"
+        assert rows.X.shape == (2, 60)
+        np.testing.assert_array_equal(rows.X.reshape(2, 3, 20).sum(axis=2), 1)
 
-
-def test_without_gaps_there_are_20_choices(tmp_path):
-    rows = read(written(tmp_path, ">a\nACD\n>b\nWYA"))
-    assert rows.columns.visible_units() == "softmax:3x20"
-    assert rows.X.shape == (2, 60)
-    np.testing.assert_array_equal(rows.X.reshape(2, 3, 20).sum(axis=2), 1)
-
-
-@given(
-    st.integers(1, 12).flatmap(
-        lambda length: st.lists(
-            st.text(AMINO_ACIDS + "-", min_size=length, max_size=length), min_size=1, max_size=8
-        )
-    ),
-    st.integers(1, 5),
-)
-def test_what_is_written_is_read(tmp_path_factory, sequences, width):
-    wrapped = "".join(
-        f">{n}\r\n" + "".join(f"{s[i : i + width]}\r\n" for i in range(0, len(s), width))
-        for n, s in enumerate(sequences)
+    @given(
+        st.integers(1, 12).flatmap(
+            lambda length: st.lists(
+                st.text(AMINO_ACIDS + "-", min_size=length, max_size=length), min_size=1, max_size=8
+            )
+        ),
+        st.integers(1, 5),
     )
-    rows = read(written(tmp_path_factory.mktemp("fasta"), wrapped))
-    assert letters_of(rows) == sequences
+    def test_what_is_written_is_read(self, tmp_path_factory, sequences, width):
+        wrapped = "".join(
+            f">{n}\r\n" + "".join(f"{s[i : i + width]}\r\n" for i in range(0, len(s), width))
+            for n, s in enumerate(sequences)
+        )
+        rows = read(written(tmp_path_factory.mktemp("fasta"), wrapped))
+        assert letters_of(rows) == sequences
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (">a\nACD\n>b c\nAC\n", "sequence 2, 'b c', has 2 positions, expected the 3"),
+            (">a\nACD\n>b\n>c\nACD", "sequence 2, 'b', is empty"),
+            (">a\nACD\n>b\nA1D", "sequence 2, 'b', has '1' at position 2, expected a letter"),
+            (">a\nACä", "sequence 1, 'a', has 'ä' at position 3"),
+            (">a\nacde\n>b\nAßC\n", "sequence 2, 'b', has 'ß' at position 2"),
+            (">a\nacd\n>b\nacß\n", "sequence 2, 'b', has 'ß' at position 3"),
+            (">a\nACD\n>b\nA\u00a0D\n", r"sequence 2, 'b', has '\\xa0' at position 2"),
+            (">a\n*\n>b\n*\n", "sequence 1, 'a', is empty"),
+            ("ACD\n", "got 'ACD' in line 1, expected the name of a sequence behind a >"),
+            ("\n", "got no sequences"),
+            (">a\nX\n>b\nX", "column '1' has no value in any row"),
+        ],
+    )
+    def test_faults_are_told_in_one_sentence(self, tmp_path, text, message):
+        with pytest.raises(DataError, match=message) as error:
+            read(written(tmp_path, text))
+        assert "\n" not in str(error.value)
+
+    def test_comments_and_a_stop_of_every_sequence_are_left_out(self, tmp_path):
+        rows = read(written(tmp_path, "; of a database\n>a\nAC\n;more\nD*\n>b\nAC-*\n"))
+        assert letters_of(rows) == ["ACD", "AC-"]
+        assert not rows.notices
+        some = read(written(tmp_path, ">a\nACD*\n>b\nACDE\n", "y.fasta"))
+        assert letters_of(some) == ["ACD?", "ACDE"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (">a\nACD\n>b c\nAC\n", "sequence 2, 'b c', has 2 positions, expected the 3"),
-        (">a\nACD\n>b\n>c\nACD", "sequence 2, 'b', is empty"),
-        (">a\nACD\n>b\nA1D", "sequence 2, 'b', has '1' at position 2, expected a letter"),
-        (">a\nACä", "sequence 1, 'a', has 'ä' at position 3"),
-        (">a\nacde\n>b\nAßC\n", "sequence 2, 'b', has 'ß' at position 2"),
-        (">a\nacd\n>b\nacß\n", "sequence 2, 'b', has 'ß' at position 3"),
-        (">a\nACD\n>b\nA\u00a0D\n", r"sequence 2, 'b', has '\\xa0' at position 2"),
-        (">a\n*\n>b\n*\n", "sequence 1, 'a', is empty"),
-        ("ACD\n", "got 'ACD' in line 1, expected the name of a sequence behind a >"),
-        ("\n", "got no sequences"),
-        (">a\nX\n>b\nX", "column '1' has no value in any row"),
-    ],
-)
-def test_faults_are_told_in_one_sentence(tmp_path, text, message):
-    with pytest.raises(DataError, match=message) as error:
-        read(written(tmp_path, text))
-    assert "\n" not in str(error.value)
+class TestWeights:
+    def test_rows_of_a_file_have_the_weights_of_its_sequences(self, tmp_path):
+        sequences = ["ACDEF", "ACDEX", "ACDEY", "WWWWW", "W-WWW", "YYYYY"]
+        rows = read(written(tmp_path, "".join(f">{x}\n{x}\n" for x in sequences)))
+        found = sequence_weights(rows.X, units=rows.columns.visible_units())
+        np.testing.assert_array_equal(found, sequence_weights([list(x) for x in sequences]))
+        np.testing.assert_array_equal(found, [1 / 3] * 3 + [1 / 2] * 2 + [1])
+        with pytest.raises(DataError, match="which may be softmax groups or letters; give units"):
+            sequence_weights(rows.X)
+        with pytest.raises(DataError, match="X: got 105 columns of float32, expected 63 columns"):
+            sequence_weights(rows.X, units="softmax:3x21")
+        with pytest.raises(DataError, match="no single choice"):
+            sequence_weights(rows.X, units="softmax:21x5")
+        with pytest.raises(DataError, match="units: got 'letters', expected kinds"):
+            sequence_weights(rows.X, units="letters")
+
+    def test_other_columns_are_sites_and_bits_are_letters(self):
+        X = [[0.5, 1, 0], [0.5, 0, 1], [2, 0, 1]]
+        found = sequence_weights(X, units="gaussian:1,softmax:1x2", within=0.5)
+        np.testing.assert_array_equal(found, [1 / 2, 1 / 3, 1 / 2])
+        bits = [[0, 1], [1, 0]]
+        np.testing.assert_array_equal(sequence_weights(bits, units="bernoulli"), [1, 1])
+
+    def test_letters_that_each_site_has_of_its_own_take_little_memory(self):
+        X = np.arange(16_000).reshape(4, 4000)
+        X[1] = X[0]
+        tracemalloc.start()
+        found = sequence_weights(X)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        np.testing.assert_array_equal(found, [0.5, 0.5, 1, 1])
+        assert peak < 2.5 * BLOCK_BYTES
+
+    @pytest.mark.parametrize(
+        ("X", "within", "message"),
+        [
+            ([list("ACD"), list("AC")], 0.2, "X: got sequences of different lengths"),
+            ([["A", None], ["A", "C"]], 0.2, "X: got letters of several types, or None"),
+            ([[1, 2]], None, "within: got None, expected a number"),
+            ([[1, 2]], "a", "within: got 'a', expected a number"),
+        ],
+    )
+    def test_no_sequences_are_refused_in_one_sentence(self, X, within, message):
+        with pytest.raises(DataError, match=message):
+            sequence_weights(X, within=within)
 
 
-def test_comments_and_a_stop_of_every_sequence_are_left_out(tmp_path):
-    rows = read(written(tmp_path, "; of a database\n>a\nAC\n;more\nD*\n>b\nAC-*\n"))
-    assert letters_of(rows) == ["ACD", "AC-"]
-    assert not rows.notices
-    some = read(written(tmp_path, ">a\nACD*\n>b\nACDE\n", "y.fasta"))
-    assert letters_of(some) == ["ACD?", "ACDE"]
+class TestOtherFiles:
+    def test_a_damaged_archive_and_bytes_are_refused(self, tmp_path):
+        path = written(tmp_path, TEXT, "x.fa.gz")
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(DataError, match="damaged gzip data"):
+            read_fasta(path)
+        path.write_bytes(b">a\n\xff\xfe\n")
+        with pytest.raises(DataError, match="expected FASTA"):
+            read_fasta(path)
 
+    def test_units_of_numbers_are_refused(self, tmp_path):
+        assert takes_categories("softmax:3x20")
+        with pytest.raises(DataError, match="take auto"):
+            read_rows(written(tmp_path, ">a\nACD"), Wanted())
 
-def test_rows_of_a_file_have_the_weights_of_its_sequences(tmp_path):
-    sequences = ["ACDEF", "ACDEX", "ACDEY", "WWWWW", "W-WWW", "YYYYY"]
-    rows = read(written(tmp_path, "".join(f">{x}\n{x}\n" for x in sequences)))
-    found = sequence_weights(rows.X, units=rows.columns.visible_units())
-    np.testing.assert_array_equal(found, sequence_weights([list(x) for x in sequences]))
-    np.testing.assert_array_equal(found, [1 / 3] * 3 + [1 / 2] * 2 + [1])
-    with pytest.raises(DataError, match="which may be softmax groups or letters; give units"):
-        sequence_weights(rows.X)
-    with pytest.raises(DataError, match="X: got 105 columns of float32, expected 63 columns"):
-        sequence_weights(rows.X, units="softmax:3x21")
-    with pytest.raises(DataError, match="no single choice"):
-        sequence_weights(rows.X, units="softmax:21x5")
-    with pytest.raises(DataError, match="units: got 'letters', expected kinds"):
-        sequence_weights(rows.X, units="letters")
-
-
-def test_other_columns_are_sites_and_bits_are_letters():
-    X = [[0.5, 1, 0], [0.5, 0, 1], [2, 0, 1]]
-    found = sequence_weights(X, units="gaussian:1,softmax:1x2", within=0.5)
-    np.testing.assert_array_equal(found, [1 / 2, 1 / 3, 1 / 2])
-    bits = [[0, 1], [1, 0]]
-    np.testing.assert_array_equal(sequence_weights(bits, units="bernoulli"), [1, 1])
-
-
-def test_letters_that_each_site_has_of_its_own_take_little_memory():
-    X = np.arange(16_000).reshape(4, 4000)
-    X[1] = X[0]
-    tracemalloc.start()
-    found = sequence_weights(X)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    np.testing.assert_array_equal(found, [0.5, 0.5, 1, 1])
-    assert peak < 2.5 * BLOCK_BYTES
-
-
-@pytest.mark.parametrize(
-    ("X", "within", "message"),
-    [
-        ([list("ACD"), list("AC")], 0.2, "X: got sequences of different lengths"),
-        ([["A", None], ["A", "C"]], 0.2, "X: got letters of several types, or None"),
-        ([[1, 2]], None, "within: got None, expected a number"),
-        ([[1, 2]], "a", "within: got 'a', expected a number"),
-    ],
-)
-def test_no_sequences_are_refused_in_one_sentence(X, within, message):
-    with pytest.raises(DataError, match=message):
-        sequence_weights(X, within=within)
-
-
-def test_a_damaged_archive_and_bytes_are_refused(tmp_path):
-    path = written(tmp_path, TEXT, "x.fa.gz")
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="damaged gzip data"):
-        read_fasta(path)
-    path.write_bytes(b">a\n\xff\xfe\n")
-    with pytest.raises(DataError, match="expected FASTA"):
-        read_fasta(path)
-
-
-def test_units_of_numbers_are_refused(tmp_path):
-    assert takes_categories("softmax:3x20")
-    with pytest.raises(DataError, match="take auto"):
-        read_rows(written(tmp_path, ">a\nACD"), Wanted())
-
-
-def test_another_file_is_read_as_the_first_one_was(tmp_path):
-    first = read(written(tmp_path, ">a\nACD\n>b\nA-D"))
-    again = read(written(tmp_path, ">a\nWYV\n", "y.fasta"), columns=first.columns)
-    assert again.X.shape == (1, 63)
-    without = read(written(tmp_path, ">a\nACD\n", "z.fasta"))
-    with pytest.raises(DataError, match="'-' at row 0"):
-        read(written(tmp_path, ">a\nA-D\n", "w.fasta"), columns=without.columns)
-    with pytest.raises(DataError, match="has 2 columns, expected the 3"):
-        read(written(tmp_path, ">a\nAC\n", "v.fasta"), columns=without.columns)
+    def test_another_file_is_read_as_the_first_one_was(self, tmp_path):
+        first = read(written(tmp_path, ">a\nACD\n>b\nA-D"))
+        again = read(written(tmp_path, ">a\nWYV\n", "y.fasta"), columns=first.columns)
+        assert again.X.shape == (1, 63)
+        without = read(written(tmp_path, ">a\nACD\n", "z.fasta"))
+        with pytest.raises(DataError, match="'-' at row 0"):
+            read(written(tmp_path, ">a\nA-D\n", "w.fasta"), columns=without.columns)
+        with pytest.raises(DataError, match="has 2 columns, expected the 3"):
+            read(written(tmp_path, ">a\nAC\n", "v.fasta"), columns=without.columns)
 
 
 PLANTED = [(0, 7), (2, 9), (3, 5)]
