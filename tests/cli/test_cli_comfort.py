@@ -67,13 +67,8 @@ class TestCompletion:
             "except SystemExit: pass\n"
             "sys.exit('syncpretrain.cli.train' in sys.modules or 'numpy' in sys.modules)"
         )
-        found = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        run = {"capture_output": True, "text": True, "timeout": SECONDS, "check": False}
+        found = subprocess.run([sys.executable, "-c", code], **run)
         assert found.returncode == 0
         assert [line.partition(",")[2] for line in found.stdout.split()] == list(COMMANDS)
 
@@ -113,10 +108,8 @@ class TestCompletion:
     def test_bash_reads_the_script(self, call, tmp_path):
         script = tmp_path / "script"
         script.write_text(call("completion", "bash")[0])
-        ask = f". {script}; complete -p syncpretrain"
-        found = subprocess.run(
-            ["bash", "--norc", "-c", ask], capture_output=True, timeout=SECONDS, check=False
-        )
+        command = ["bash", "--norc", "-c", f". {script}; complete -p syncpretrain"]
+        found = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
         assert found.returncode == 0, found.stderr
 
 
@@ -143,12 +136,10 @@ def test_a_typing_error_suggests_the_nearest(call, arguments, message):
 class TestPrintConfig:
     def test_it_is_that_of_the_run(self, call, folder):
         own = ("--layers", "6,4", "--data", "x.npz", "--finetune", "classification", "--epochs", 2)
-        text, _ = call("train", *own, "--print-config")
+        printed = msgspec.toml.decode(call("train", *own, "--print-config")[0])
         assert [path.name for path in folder.iterdir()] == ["x.npz"]
         call("train", *own, "--out", "run", "--quiet")
-        assert msgspec.toml.decode(text) == msgspec.toml.decode(
-            (folder / "run/config.toml").read_text()
-        )
+        assert msgspec.toml.decode((folder / "run/config.toml").read_text()) == printed
 
     def test_a_wrong_run_is_refused(self, call, folder):
         _, err = call("train", "--layers", "7,4", "--data", "x.npz", "--print-config", status=2)
@@ -191,10 +182,8 @@ class TestDryRun:
 
     def test_the_memory_of_chains(self, call, folder):
         own = ("--layers", "6,4", "--persistent")
-        plain, chained = (
-            self.predicted(call, *own, "--chains", n)["bytes"]["run"] for n in (0, 1000)
-        )
-        assert chained - plain == 4 * 1000 * (3 * 6 + 4 * 4)
+        found = [self.predicted(call, *own, "--chains", n)["bytes"]["run"] for n in (0, 1000)]
+        assert found[1] - found[0] == 4 * 1000 * (3 * 6 + 4 * 4)
 
     def test_the_memory_of_replicas(self, call, folder):
         own = ("--layers", "6,4", "--schedule", "async", "--replicas")

@@ -59,9 +59,7 @@ class TestPlan:
         assert set(report["measured"][0]) == {
             *("step_ms", "contention", "products_ms", "blas_step_ms", "sharded_ms")
         }
-        chosen = next(
-            candidate for candidate in report["candidates"] if candidate["name"] == report["choice"]
-        )
+        chosen = next(each for each in report["candidates"] if each["name"] == report["choice"])
         assert chosen["settings"] == report["settings"]
 
     def test_the_command_that_it_prints_trains(self, call):
@@ -126,9 +124,8 @@ class TestAuto:
     def test_a_second_run_takes_what_the_first_one_measured(
         self, call, quick, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr(
-            "syncpretrain.planning.timings.cache_folder", lambda: tmp_path / "cache"
-        )
+        cache = tmp_path / "cache"
+        monkeypatch.setattr("syncpretrain.planning.timings.cache_folder", lambda: cache)
         monkeypatch.setattr(choosing, "place_of_timings", place_of_timings)
         measured, real = [], choosing.timings_of
         monkeypatch.setattr(
@@ -138,12 +135,12 @@ class TestAuto:
         _, first = call(*train, "--out", "run")
         assert "as measured on" not in first
         _, second = call(*train, "--seed", 5, "--epochs", 3, "--out", "again")
-        (kept,) = (tmp_path / "cache" / "timings").iterdir()
+        (kept,) = (cache / "timings").iterdir()
         assert f", in {kept}; without that file it is measured anew" in " ".join(second.split())
         assert len(measured) == 1
         call(*train, "--batch-size", 7, "--out", "other")
         assert len(measured) == 2
-        for each in (tmp_path / "cache" / "timings").iterdir():
+        for each in (cache / "timings").iterdir():
             each.write_bytes(b"damaged")
         _, last = call(*train, "--out", "last")
         assert len(measured) == 3
@@ -220,9 +217,7 @@ class TestBench:
         monkeypatch.setattr(bench, "SIDE", 64)
         measured = bench.plan_for
         brief = {"measure_seconds": 0}
-        monkeypatch.setattr(
-            bench, "plan_for", lambda task, **options: measured(task, **(options | brief))
-        )
+        monkeypatch.setattr(bench, "plan_for", lambda task, **own: measured(task, **own | brief))
 
     def test_table(self, call):
         own = ("--products", "own")

@@ -45,9 +45,8 @@ def trained(tmp_path_factory):
     """The folder of a run of layers 16, 9, 4."""
     folder = tmp_path_factory.mktemp("trained")
     np.save(folder / "x.npy", np.random.default_rng(0).random((40, WIDTH), dtype=np.float32))
-    settings = settings_from(
-        (WIDTH, 9, 4), epochs=1, batch_size=10, data={"name": str(folder / "x.npy")}
-    )
+    data = {"name": str(folder / "x.npy")}
+    settings = settings_from((WIDTH, 9, 4), epochs=1, batch_size=10, data=data)
     train_run(settings, out=folder / "run")
     return folder / "run"
 

@@ -34,9 +34,7 @@ def folder(tmp_path_factory):
     draws = np.random.default_rng(0)
     labels = np.arange(N) % 3
     X = np.clip(draws.normal(labels[:, None] / 3, 0.1, (N, 4)), 0, 1)
-    rows = [
-        ",".join([*(f"{x:.4f}" for x in row), "uvw"[y]]) for row, y in zip(X, labels, strict=True)
-    ]
+    rows = [",".join([*(f"{x:.4f}" for x in row), "uvw"[i % 3]]) for i, row in enumerate(X)]
     (folder / "t.csv").write_text("\n".join(["a,b,c,d,kind", *rows]) + "\n")
     new = [",".join(reversed(row.split(",")[:4])) for row in rows[:7]]
     (folder / "new.csv").write_text("\n".join(["d,c,b,a", *new]) + "\n")
@@ -80,9 +78,7 @@ class TestTrain:
         assert [column["name"] for column in columns["features"]] == list("abcd")
         assert columns["target"]["classes"] == ["u", "v", "w"]
         assert syncpretrain.load(folder / "tuned").info["columns"] == columns
-        assert syncpretrain.load(folder / "pre").widths == (4, 6, 3), (
-            "the width is that of the data"
-        )
+        assert syncpretrain.load(folder / "pre").widths == (4, 6, 3)
 
     def test_the_same_settings_give_the_same_bits(self, folder, call):
         config = ("--config", "tuned/config.toml", "--out", "again", "--quiet")
@@ -150,15 +146,13 @@ class TestTrain:
             assert count in text
             assert doubt in text
         Path("m2.csv").write_text("\n".join(["a,b,c,y", *rows[:3]]))
-        assert (
-            "column 'y': 1 of 3 rows have no label" in call("evaluate", "m", "--data", "m2.csv")[1]
-        )
+        told = call("evaluate", "m", "--data", "m2.csv")[1]
+        assert "column 'y': 1 of 3 rows have no label" in told
 
     def test_a_regression(self, call, folder):
-        own = ("--target", "d", "--drop", "kind", "--finetune", "regression", "--hidden", 3)
-        out, _ = call(
-            *TRAIN[:-1], "--data", "t.csv", *own, *TUNE, "--test", 0.2, "--out", "reg", "--json"
-        )
+        own = ("--data", "t.csv", "--target", "d", "--drop", "kind", "--hidden", 3, "--test", 0.2)
+        tuned = ("--finetune", "regression", *TUNE)
+        out, _ = call(*TRAIN[:-1], *own, *tuned, "--out", "reg", "--json")
         report = json.loads(out)
         assert report["accuracy"] is None
         assert set(report["regression_error"]["test"]) == {"rmse", "r2"}

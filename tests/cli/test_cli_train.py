@@ -51,10 +51,8 @@ def train_json(folder, capsys):
 
 
 SMALL = ("--data", "x.npy", *LAYERS, "--epochs", 2, "--batch-size", 10)
-TUNED = (
-    *(*SMALL, "--finetune", "reconstruction"),
-    *("--finetune-epochs", 1, "--finetune-batch-size", 10),
-)
+TUNING = ("--finetune-epochs", 1, "--finetune-batch-size", 10)
+TUNED = (*SMALL, "--finetune", "reconstruction", *TUNING)
 
 
 class TestOutput:
@@ -88,9 +86,8 @@ class TestOutput:
         assert stack.parameters_sha256 == report["parameters_sha256"]
         assert stack.widths == (16, 9, 4)
         events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-        assert {"RunStarted", "EpochFinished", "FinetuneEpochFinished"} <= {
-            event["event"] for event in events
-        }
+        names = {event["event"] for event in events}
+        assert {"RunStarted", "EpochFinished", "FinetuneEpochFinished"} <= names
         assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
     def test_quiet_prints_nothing(self, folder, capsys):
@@ -110,10 +107,8 @@ class TestOutput:
         assert lines[:2] == ["x.npy: the 60 examples of x.npy", "54 train, 6 validation, 0 test"]
         assert lines[2].split() == ["train", "validation", "of", "the", "busy", "asleep"]
         assert lines[5].split()[:2] == ["1", "16-9"]
-        assert lines[-2:] == [
-            "model: my run/model.safetensors",
-            "next: syncpretrain report 'my run'",
-        ]
+        model = "model: my run/model.safetensors"
+        assert lines[-2:] == [model, "next: syncpretrain report 'my run'"]
 
     @pytest.mark.parametrize(
         "shape", ["10000-10000", "3x32x32 conv 64x3 pad 1 pool 2 mean -> 64x16x16"]
@@ -178,11 +173,8 @@ class TestRepeating:
         train_json(*SMALL, "--out", "a")
         other = ("--layers", "16,8,4,2", "--model", "contractive")
         report = train_json("--config", "a/config.toml", *other, "--out", "b")
-        assert [(row["hidden"], row["epochs"]) for row in report["layers"]] == [
-            (8, 2),
-            (4, 2),
-            (2, 2),
-        ]
+        rows = [(row["hidden"], row["epochs"]) for row in report["layers"]]
+        assert rows == [(8, 2), (4, 2), (2, 2)]
         assert read_settings(folder / "b" / "config.toml").pretrain.contraction == (0.1,) * 3
 
     def test_replay_repeats_a_run_at_free_pace(self, train_json):

@@ -27,9 +27,8 @@ def test_a_replaced_file_alone_is_told_with_both_sides(folder, call, command, bi
     assert "trained on other data" not in call(*command)[1]
     np.save("x.npy", bits[::-1])
     _, reported = call(*command)
-    assert (
-        "warning: run was trained on other data: the 200 examples of x.npy (180 train" in reported
-    )
+    words = "warning: run was trained on other data: the 200 examples of x.npy (180 train"
+    assert words in reported
     assert "x.npy is now" in reported or f"{folder / 'x.npy'} is now" in reported
     assert reported.count("SHA-256") == 2
 

@@ -16,9 +16,8 @@ SEEDS = st.integers(0, 2**63 - 1)
 
 
 def rows_of(examples=50, batch_size=7, *, seed=0, layer=1, epoch=1):
-    return np.concatenate(
-        list(minibatches(examples, batch_size, seed=seed, layer=layer, epoch=epoch))
-    )
+    address = {"seed": seed, "layer": layer, "epoch": epoch}
+    return np.concatenate(list(minibatches(examples, batch_size, **address)))
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,7 @@ class TestTables:
         assert data.train.tolist() == rows
         assert read_file(tmp_path / "x.csv")[0].tolist() == rows
         assert len(data.notices) == (notice is not None)
-        assert all(
-            notice in reported and str(tmp_path / "x.csv") in reported for reported in data.notices
-        )
+        assert all(notice in told and str(tmp_path / "x.csv") in told for told in data.notices)
 
     @pytest.mark.parametrize(
         ("text", "names"),
@@ -278,13 +276,11 @@ class TestFaults:
         (tmp_path / "x.feather").write_bytes(b"FEA1....")
         refused(tmp_path / "x.feather", "unknown format", ".npy, .npz, IDX")
 
-    @pytest.mark.parametrize(
-        "name", ["x.npy", "x.npz", "x.idx", "x-ubyte", "x.csv", "x.gz", "x.pkl"]
-    )
-    def test_a_pickle_is_never_opened(self, tmp_path, name):
+    @pytest.mark.parametrize("end", [".npy", ".npz", ".idx", "-ubyte", ".csv", ".gz", ".pkl"])
+    def test_a_pickle_is_never_opened(self, tmp_path, end):
         raw = pickle.dumps(Bomb())
-        (tmp_path / name).write_bytes(gzip.compress(raw) if name == "x.gz" else raw)
-        refused(tmp_path / name)
+        (tmp_path / f"x{end}").write_bytes(gzip.compress(raw) if end == ".gz" else raw)
+        refused(tmp_path / f"x{end}")
 
     def test_object_arrays_are_refused(self, tmp_path):
         objects = np.array([[Bomb()]], dtype=object)

@@ -49,9 +49,8 @@ class TestSplit:
     @given(splits())
     def test_equal_shares_differ_by_one_at_most_unless_a_class_is_used_up(self, case):
         labels, held_out, seed = case
-        kept, held = stratified_split(
-            labels, len(labels), held_out=held_out, seed=seed, equal_classes=True
-        )
+        options = {"held_out": held_out, "seed": seed, "equal_classes": True}
+        kept, held = stratified_split(labels, len(labels), **options)
         counts = {label: np.sum(labels[held] == label) for label in np.unique(labels)}
         most = max(counts.values())
         assert all(n >= most - 1 or label not in labels[kept] for label, n in counts.items())
@@ -68,10 +67,8 @@ class TestSplit:
         assert np.bincount(labels[held]).tolist() == [6, 3, 1]
 
     def test_ties_do_not_always_fall_to_the_low_labels(self):
-        held = [
-            stratified_split(np.arange(20), 20, held_out=5, seed=seed)[1].mean()
-            for seed in range(200)
-        ]
+        labels = np.arange(20)
+        held = [stratified_split(labels, 20, held_out=5, seed=i)[1].mean() for i in range(200)]
         assert abs(np.mean(held) - 9.5) < 1
 
     def test_rows_are_drawn_uniformly_without_labels(self):
@@ -83,9 +80,8 @@ class TestSplit:
     @pytest.mark.parametrize("other", [{"seed": 1}, {"step": 1}])
     def test_another_seed_or_step_has_another_split(self, other):
         first = stratified_split(None, 1000, held_out=100, seed=0)[1]
-        assert not np.array_equal(
-            first, stratified_split(None, 1000, held_out=100, **{"seed": 0, **other})[1]
-        )
+        second = stratified_split(None, 1000, held_out=100, **{"seed": 0, **other})[1]
+        assert not np.array_equal(first, second)
 
     @pytest.mark.parametrize(("n", "held_out"), [(5, 5), (5, 6), (5, -1), (1, 1)])
     def test_what_leaves_nothing_is_refused(self, n, held_out):

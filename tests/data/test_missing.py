@@ -83,9 +83,8 @@ def test_units_that_are_missing_are_as_if_they_were_not_there(model, units, more
 
 def test_biases_start_from_the_known_values():
     X = with_holes(rows())
-    stack = pretrain(
-        X, layers=[6, 2], epochs=1, batch_size=8, visible_bias="log-odds", learning_rate=1e-30
-    )
+    options = {"visible_bias": "log-odds", "learning_rate": 1e-30}
+    stack = pretrain(X, layers=[6, 2], epochs=1, batch_size=8, **options)
     mean = np.nanmean(X, axis=0)
     np.testing.assert_allclose(stack.layers[0].visible_bias, np.log(mean / (1 - mean)), rtol=1e-4)
 
@@ -216,9 +215,8 @@ class TestImputation:
         choice = np.eye(3, dtype=np.float32)[np.arange(60) % 3]
         X = np.hstack([choice, choice])
         X[::2, :3] = np.nan
-        stack = pretrain(
-            X, layers=[6, 8], visible_units="softmax:2x3", epochs=40, batch_size=10, learning_rate=1
-        )
+        options = {"visible_units": "softmax:2x3", "learning_rate": 1}
+        stack = pretrain(X, layers=[6, 8], epochs=40, batch_size=10, **options)
         found = stack.impute(X)[::2, :3]
         np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-4)
         np.testing.assert_array_equal(found.argmax(axis=1), np.arange(0, 60, 2) % 3)

@@ -246,9 +246,8 @@ class TestLoad:
     def test_images(self, here, name):
         data = load_dataset(name)
         assert (len(data.train), len(data.validation), len(data.test)) == (25, 5, 10)
-        np.testing.assert_array_equal(
-            data.test, IMAGES[30:].reshape(10, 784).astype(np.float32) / np.float32(255)
-        )
+        shares = IMAGES[30:].reshape(10, 784).astype(np.float32) / np.float32(255)
+        np.testing.assert_array_equal(data.test, shares)
         np.testing.assert_array_equal(data.test_labels, LABELS[30:])
         assert str(here / name) in data.source
 

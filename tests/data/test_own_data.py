@@ -21,9 +21,8 @@ N = 60
 def folder(tmp_path):
     """A folder with a table of 60 rows in three classes, and others like it."""
     draws = np.random.default_rng(0)
-    rows = [
-        f"{draws.random():.3f},{draws.integers(2)},{'abc'[i % 3]},{'uvw'[i % 3]}" for i in range(N)
-    ]
+    kinds = [("a", "u"), ("b", "v"), ("c", "w")] * (N // 3)
+    rows = [f"{draws.random():.3f},{draws.integers(2)},{a},{u}" for a, u in kinds]
     text = "\n".join(["x,b,colour,kind", *rows]) + "\n"
     (tmp_path / "t.csv").write_text(text)
     (tmp_path / "few.csv").write_text("x,b,kind\n0.5,1,u\n0.25,0,w\n")
@@ -72,9 +71,8 @@ class TestTarget:
     def test_numbers_and_missing_labels(self, tmp_path, cells, task, labels):
         data = load_cells(tmp_path, cells.split(","), task=task)
         np.testing.assert_array_equal(data.train_labels, np.array(labels))
-        assert data.train_labels.dtype == (
-            np.float32 if data.columns.target.task == "regression" else np.int64
-        )
+        kind = np.float32 if data.columns.target.task == "regression" else np.int64
+        assert data.train_labels.dtype == kind
 
     @pytest.mark.parametrize(
         ("text", "options", "words"),
@@ -416,9 +414,8 @@ class TestImages:
         save(pixels, "2.png")
         data = load_dataset(folder, validation=0)
         assert data.width == 36
-        np.testing.assert_array_equal(
-            np.rint(data.train[3] * 255), pixels.transpose(2, 0, 1).ravel()
-        )
+        expected = pixels.transpose(2, 0, 1).ravel()
+        np.testing.assert_array_equal(np.rint(data.train[3] * 255), expected)
 
     def test_images_of_16_bits_keep_their_shades(self, folder, save):
         deep = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
@@ -439,9 +436,8 @@ class TestImages:
         else:
             save(dim, name)
         alone = load_dataset(folder, validation=0)
-        assert "no pixel of 16 bits is above 4,070 of 65,535, as of a camera with 12" in str(
-            alone.notices
-        )
+        words = "no pixel of 16 bits is above 4,070 of 65,535, as of a camera with 12"
+        assert words in str(alone.notices)
         np.testing.assert_array_equal(alone.train[3], dim.ravel() / np.float32(65535))
         save(dim * 16, "e.png")
         beside = load_dataset(folder, validation=0)

@@ -53,9 +53,8 @@ class TestRows:
         owners = np.array([row for row, _ in places], dtype=int)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=rows))])
         indices = np.array([column for _, column in places], dtype=int)
-        found = rows_of_matrix(
-            Matrix(np.array(values, dtype=float), indices, indptr, expected.shape), "X"
-        )
+        values = np.array(values, dtype=float)
+        found = rows_of_matrix(Matrix(values, indices, indptr, expected.shape), "X")
         np.testing.assert_array_equal(found.toarray(), expected)
         assert (found.data != 0).all()
         assert found.limits == (expected.min(), expected.max())
@@ -101,9 +100,8 @@ class TestRows:
         for X in (others, words + 0.5 * words, np.eye(9), np.where(words == 1, 5, words)):
             assert not look_at(X).facts.are_counts
         assert not look_at(words[:, :19]).facts.are_counts  # too few for a vocabulary
-        assert pretrain(words, hidden=[3], epochs=1, batch_size=10, warn=False).units[0] == (
-            "counts:30"
-        )
+        stack = pretrain(words, hidden=[3], epochs=1, batch_size=10, warn=False)
+        assert stack.units[0] == "counts:30"
         images = pretrain(words, layers="1x5x6,conv:2x2,4", epochs=1, batch_size=10, warn=False)
         assert images.units[0] == "gaussian"
 
@@ -216,11 +214,8 @@ def test_gradients_are_those_of_dense_rows(units, X, more):
     rows = rows_of_matrix(csr(X), "X")
     for step in range(3):
         chosen = np.arange(20 * step, 20 * step + 20)
-        errors = [
-            learner.gradient(x, chosen, epoch=1, step=step)
-            for learner, x in ((dense, X), (sparse, rows))
-        ]
-        close(*errors)
+        error = dense.gradient(X, chosen, epoch=1, step=step)
+        close(sparse.gradient(rows, chosen, epoch=1, step=step), error)
         for one, other in zip(dense.gradients, sparse.gradients, strict=True):
             close(one, other)
         dense.update(epoch=1)
@@ -228,9 +223,8 @@ def test_gradients_are_those_of_dense_rows(units, X, more):
 
 
 def test_a_sampled_reconstruction_is_right_on_average():
-    means, samples = (
-        RBM(1, 40, 9, settings_of("bernoulli", sample_visible=s)) for s in (False, True)
-    )
+    own = [settings_of("bernoulli", sample_visible=is_drawn) for is_drawn in (False, True)]
+    means, samples = (RBM(1, 40, 9, each) for each in own)
     rows, total = np.arange(20), 0.0
     for learner in (means, samples):
         learner.weight[:] = np.random.default_rng(1).standard_normal((40, 9))
@@ -250,9 +244,8 @@ def test_documents_keep_their_lengths_and_shares():
     like = np.zeros_like(shares)
     like[:, 0] = np.arange(500) % 40
     noise = np.random.default_rng(0).random(shares.shape, dtype=np.float32)
-    found = conditions.draw_words(
-        shares.copy(), "counts:4", noise, conditions.conditions_of(like, "counts:4")
-    )
+    known = conditions.conditions_of(like, "counts:4")
+    found = conditions.draw_words(shares.copy(), "counts:4", noise, known)
     np.testing.assert_array_equal(found.sum(axis=1), like[:, 0])
     close(found.sum(axis=0) / found.sum(), shares[0], atol=0.02)
     assert not found[:, 3].any()
@@ -263,9 +256,8 @@ def test_a_document_may_have_any_number_of_words():
     like = np.diag([1e9, 0, 1, 0, 1e9]).astype(np.float32)[:, :4]
     like[4] = 1e9
     noise = np.random.default_rng(0).random(shares.shape, dtype=np.float32)
-    found = conditions.draw_words(
-        shares, "counts:4", noise, conditions.conditions_of(like, "counts:4")
-    )
+    known = conditions.conditions_of(like, "counts:4")
+    found = conditions.draw_words(shares, "counts:4", noise, known)
     close(found[0] / 1e9, [0.5, 0.3, 0.2, 0], atol=1e-3)
     np.testing.assert_array_equal(found[1:4].sum(axis=1), [0, 1, 0])
     assert np.isnan(found[4]).all()  # diverged, which training stops at

@@ -359,11 +359,9 @@ class TestColumns:
 
     def test_columns_are_found_by_their_names(self, columns, tmp_path):
         X = columns.encode(table(tmp_path, MIXED))
-        given = table(tmp_path, MIXED)
-        order = [3, 1, 4, 0, 2]
-        other = Table(
-            "y", tuple(given.names[i] for i in order), tuple(given.columns[i] for i in order)
-        )
+        given, order = table(tmp_path, MIXED), [3, 1, 4, 0, 2]
+        names, values = (tuple(own[i] for i in order) for own in (given.names, given.columns))
+        other = Table("y", names, values)
         np.testing.assert_array_equal(columns.encode(other), X)
 
     @pytest.mark.parametrize(
@@ -474,11 +472,10 @@ def test_texts_come_back(values):
     assert list(found.values) == sorted({value for value in values if value is not None})
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(-1e6, 1e6, width=32), st.sampled_from("xyz"), st.booleans()), min_size=1
-    )
-)
+ROWS = st.tuples(st.floats(-1e6, 1e6, width=32), st.sampled_from("xyz"), st.booleans())
+
+
+@given(st.lists(ROWS, min_size=1))
 def test_rows_come_back(rows):
     numbers, texts, truths = zip(*rows, strict=True)
     given = Table("t", ("n", "t", "b"), (np.array(numbers), texts_of(texts), np.array(truths)))

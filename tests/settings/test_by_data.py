@@ -158,10 +158,8 @@ class TestSettled:
         assert (after.finetune.batch_size, after.finetune.epochs) == (60, 1500)
 
     def test_the_preset_of_few_labels_has_what_follows_for_guesses(self):
-        found = read_settings(preset_path("few-labels")).finetune
-        assert {
-            name: getattr(found, name) for name in by_data.OF_UNLABELLED
-        } == by_data.OF_UNLABELLED
+        found, usual = read_settings(preset_path("few-labels")).finetune, by_data.OF_UNLABELLED
+        assert {name: getattr(found, name) for name in usual} == usual
 
     def test_a_run_keeps_them_as_numbers(self, tmp_path):
         X = table(12, 3, low=-2, high=2)
@@ -173,9 +171,8 @@ class TestSettled:
         report = train_run(settings, out=tmp_path / "a", given=given, observers=[events.append])
         kept = read_settings(tmp_path / "a" / "config.toml").pretrain
         assert (kept.visible_units, kept.batch_size, kept.epochs) == ("gaussian", 10, (500,))
-        assert (
-            sum("settings for 12 rows" in e.message for e in events if isinstance(e, Notice)) == 1
-        )
+        messages = [event.message for event in events if isinstance(event, Notice)]
+        assert sum("settings for 12 rows" in message for message in messages) == 1
         alone = pretrain(X, layers=[3, 2], seed=3, runtime="serial")
         assert report["parameters_sha256"] == alone.parameters_sha256
         again = train_run(read_settings(tmp_path / "a" / "config.toml"), out=tmp_path / "b")
@@ -223,11 +220,8 @@ class TestPython:
     def test_what_followed_is_reported_and_kept(self):
         events = []
         stack = pretrain(table(20, high=9), hidden=2, epochs=1, observers=[events.append])
-        assert stack.info["by_data"] == {
-            "visible_units": "gaussian",
-            "learning_rate": [0.001],
-            "batch_size": 10,
-        }
+        followed = {"visible_units": "gaussian", "learning_rate": [0.001], "batch_size": 10}
+        assert stack.info["by_data"] == followed
         assert stack.info["pretrain"]["batch_size"] == 10
         assert isinstance(events[0], Notice)
         assert events[0].message.startswith("settings for 20 rows of 4 numbers: visible units gau")

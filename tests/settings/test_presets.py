@@ -58,10 +58,8 @@ def test_all_are_listed_with_their_first_line(call):
 @pytest.mark.parametrize("arguments", [("presets", "x"), ("train", "--preset", "x")])
 def test_an_unknown_one_is_refused(call, arguments):
     _, err = call(*arguments, status=2)
-    known = ", ".join(NAMES)
-    assert err.removeprefix("Error: ").removeprefix("--") == (
-        f"preset: got 'x', expected one of {known}\n"
-    )
+    words = f"preset: got 'x', expected one of {', '.join(NAMES)}\n"
+    assert err.removeprefix("Error: ").removeprefix("--") == words
 
 
 @pytest.mark.parametrize("name", ["../fast", "fast.toml", ""])

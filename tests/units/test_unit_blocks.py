@@ -144,9 +144,8 @@ class TestEquations:
 
         found = delta.copy()
         times_derivative(found, as_documents(activate(x.copy(), text), like, text), text)
-        expected = [
-            (total(x + step) - total(x - step)) / 2e-6 for step in 1e-6 * np.eye(x.shape[1])
-        ]
+        steps = 1e-6 * np.eye(x.shape[1])
+        expected = [(total(x + step) - total(x - step)) / 2e-6 for step in steps]
         np.testing.assert_allclose(found[0], expected, atol=1e-7)
 
     @pytest.mark.parametrize("text", TEXTS)

@@ -105,9 +105,8 @@ class TestRecords:
             many = np.random.default_rng(8).standard_normal(400_000)
         integrated = STATES[name](np.float64(x[:1]), many[:, None]).mean(axis=0)
         error_bar = out.std(axis=0) / np.sqrt(len(out))
-        assert (
-            np.abs(out.mean(axis=0, dtype=np.float64) - integrated) < 5 * error_bar + 2e-5
-        ).all()
+        away = np.abs(out.mean(axis=0, dtype=np.float64) - integrated)
+        assert (away < 5 * error_bar + 2e-5).all()
 
     @pytest.mark.parametrize("name", RBM_UNITS)
     def test_log_sums_by_enumeration_or_integration(self, name):
@@ -216,9 +215,8 @@ class TestForms:
         assert network.program().is_compiled == (name in native.extension.UNITS)
         monkeypatch.delitem(native.extension.UNITS, name, raising=False)
         assert not network.program().is_compiled
-        np.testing.assert_allclose(
-            means(x.copy(), x[0].copy(), name), MEANS[name](x + x[0]), rtol=1e-6, atol=1e-7
-        )
+        found = means(x.copy(), x[0].copy(), name)
+        np.testing.assert_allclose(found, MEANS[name](x + x[0]), rtol=1e-6, atol=1e-7)
 
     @pytest.mark.parametrize("name", UNITS)
     def test_a_kind_without_a_form_on_the_device_is_computed_as_written(self, name, monkeypatch):
