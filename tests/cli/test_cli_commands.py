@@ -148,10 +148,8 @@ def form_of(path):
 class TestReconstruct:
     def test_a_png_of_20_pairs_in_the_run_folder(self, call, folder):
         said = call("reconstruct", "on-digits")
-        assert said == (
-            "on-digits/reconstructions.png: 20 examples of the test part of digits above their"
-            " reconstructions\n"
-        )
+        words = "20 examples of the test part of digits above their reconstructions"
+        assert said == f"on-digits/reconstructions.png: {words}\n"
         # 10 images of 8 pixels with margins of 2; 2 rows of pairs; 3 times enlarged
         size = (3 * (10 * (8 + 2) + 2), 3 * (2 * (2 * 8 + 6) + 2))
         assert form_of(folder / "on-digits" / "reconstructions.png") == ("PNG", "L", size)
@@ -274,9 +272,10 @@ class TestDoctor:
         found = program("doctor")
         assert found.returncode == 0, found.stdout
         topics = [line.split()[1] for line in found.stdout.splitlines() if line[0] != " "]
-        assert " ".join(topics) == (
+        names = (
             "versions: platform: cores: blas: kernels: float32: products: speed: precision: gpu:"
         )
+        assert " ".join(topics) == names
 
     def test_json_is_one_object(self):
         found = program("doctor", "--json")
@@ -314,9 +313,7 @@ class TestHelp:
             f"    heavy = {heavy} & sys.modules.keys()\n"
             "    assert not heavy, f'for {command}: {heavy}'\n"
         )
-        found = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-        )
+        found = python("-c", code)
         assert (found.returncode, found.stderr) == (0, "")
 
     @pytest.mark.parametrize("command", ["train", "compare"])
@@ -351,10 +348,9 @@ class TestHelp:
 
 
 def program(*arguments):
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "syncpretrain", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return python("-W", "error", "-m", "syncpretrain", *arguments)
+
+
+def python(*arguments):
+    run = {"capture_output": True, "text": True, "timeout": 60, "check": False}
+    return subprocess.run([sys.executable, *arguments], **run)

@@ -310,9 +310,8 @@ class TestOthers:
     def test_a_file_of_the_run(self, folder, capsys, trained, command, name):
         before = (trained / name).read_bytes()
         line = refusal(capsys, command, trained, "--out", trained / name)
-        assert line == (
-            f"Error: --out: {trained / name} is a file of the run in {trained}; name another file"
-        )
+        words = f"{trained / name} is a file of the run in {trained}; name another file"
+        assert line == f"Error: --out: {words}"
         assert (trained / name).read_bytes() == before
 
     @pytest.mark.parametrize("data", ["x.npy", "~/x.npy"])

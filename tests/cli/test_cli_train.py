@@ -20,7 +20,8 @@ KEYS = (
     *("reconstruction_error", "mean_error", "accuracy", "majority", "verdict"),
     *("seconds", "parameters_sha256", "out"),
 )
-ROW = ["mean_error", "reconstruction_error", "shape", "visible"]
+ROW = ["busy_seconds", "epochs", "hidden", "idle_seconds", "layer"]
+ROW += ["mean_error", "reconstruction_error", "shape", "visible"]
 FILES = [
     *("README.md", "config.toml", "events.jsonl", "metrics.json", "model.safetensors"),
     *("run.json", "trace.json"),
@@ -64,9 +65,7 @@ class TestOutput:
         parts = ["train", "validation", "test"]
         assert list(report["data"]) == ["name", "source", *parts, "sha256"]
         assert (report["data"]["train"], report["data"]["validation"]) == (54, 6)
-        assert [sorted(row) for row in report["layers"]] == [
-            ["busy_seconds", "epochs", "hidden", "idle_seconds", "layer", *ROW]
-        ] * 2
+        assert [sorted(row) for row in report["layers"]] == [ROW] * 2
         assert [(row["visible"], row["hidden"]) for row in report["layers"]] == [(16, 9), (9, 4)]
         assert list(report["layers"][0]["reconstruction_error"]) == ["train", "validation"]
         assert list(report["reconstruction_error"]) == ["train", "validation", "test"]

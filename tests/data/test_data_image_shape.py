@@ -42,10 +42,8 @@ def refusal(shape, images):
     with pytest.raises(DataError) as caught:
         check_image_shape(shape, images, "x.npy")
     head, _, advice = str(caught.value).partition("; ")
-    assert head == (
-        f"x.npy: got examples of {'x'.join(map(str, shape))}, expected images of {images}, as the"
-        " layers read them"
-    )
+    got = f"got examples of {'x'.join(map(str, shape))}, expected images of {images}"
+    assert head == f"x.npy: {got}, as the layers read them"
     return advice
 
 

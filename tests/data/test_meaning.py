@@ -124,19 +124,16 @@ class TestEveryDoor:
         same(stack, BYTES, BYTES / np.float32(255))
 
     def test_examples_to_validate_with(self):
-        curves = [
-            trained_on(BYTES.astype("f4"), validation=BYTES.astype(t)).history.layers[0].validation
-            for t in ("f4", "u1")
-        ]
-        assert curves[0] == curves[1]
+        floats = BYTES.astype("f4")
+        stacks = [trained_on(floats, validation=X) for X in (floats, BYTES)]
+        one, other = (stack.history.layers[0].validation for stack in stacks)
+        assert one == other
 
     @pytest.mark.parametrize("dtype", ["u1", "f8", "i8"])
     def test_fine_tuning(self, dtype):
         stack, y = trained_on(BYTES.astype("f4")), BYTES[:, 0] > 127
-        tuned = [
-            finetune(stack, X, y, validation=X, validation_y=y, epochs=2, warn=False)
-            for X in (BYTES.astype("f4"), BYTES.astype(dtype))
-        ]
+        arrays, own = (BYTES.astype("f4"), BYTES.astype(dtype)), {"epochs": 2, "warn": False}
+        tuned = [finetune(stack, X, y, validation=X, validation_y=y, **own) for X in arrays]
         assert tuned[0].parameters_sha256 == tuned[1].parameters_sha256
         shares = tuned[1].predict_proba(BYTES.astype("f8"))
         np.testing.assert_array_equal(tuned[0].predict_proba(BYTES), shares)

@@ -9,6 +9,7 @@ from datetime import date
 
 import numpy as np
 import pytest
+from sparsematrices import csr
 
 from syncpretrain.data import load_dataset
 from syncpretrain.data.dataset import UNLABELLED
@@ -272,19 +273,11 @@ class TestParts:
 
 class TestSparse:
     def arrays(self, dense, form="csr"):
-        M = dense if form == "csr" else dense.T
-        indices = [np.flatnonzero(row) for row in M]
-        return {
-            "data": np.concatenate([row[i] for row, i in zip(M, indices, strict=True)]),
-            "indices": np.concatenate(indices),
-            "indptr": np.concatenate([[0], np.cumsum([len(i) for i in indices])]),
-            "shape": np.array(dense.shape),
-            "format": np.array(form.encode()),
-        }
+        own = vars(csr(dense if form == "csr" else dense.T, np.float64))
+        return own | {"shape": np.array(dense.shape), "format": np.array(form.encode())}
 
-    DENSE = np.random.default_rng(1).random((7, 5)) * (
-        np.random.default_rng(2).random((7, 5)) < 0.4
-    )
+    DRAWS = np.random.default_rng(1)
+    DENSE = DRAWS.random((7, 5)) * (DRAWS.random((7, 5)) < 0.4)
 
     @pytest.mark.parametrize("form", ["csr", "csc"])
     def test_rows_and_labels_without_scipy(self, tmp_path, form, monkeypatch):

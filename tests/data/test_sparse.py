@@ -195,14 +195,8 @@ class TestProducts:
 
 
 def settings_of(units, **more):
-    return layer_settings(
-        batch_size=20,
-        learning_rate=0.1,
-        momentum=MomentumSchedule("0.5"),
-        visible_units=units,
-        seed=5,
-        **more,
-    )
+    own = {"batch_size": 20, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5"), "seed": 5}
+    return layer_settings(visible_units=units, **own, **more)
 
 
 @pytest.mark.parametrize(
@@ -421,10 +415,7 @@ class TestRefusals:
 
 
 def test_a_file_stays_sparse(tmp_path):
-    rows = csr(DENSE)
-    arrays = {"format": np.array(b"csr"), "shape": np.array(DENSE.shape)}
-    own = {name: getattr(rows, name) for name in ("data", "indices", "indptr")}
-    np.savez(tmp_path / "X.npz", **arrays, **own, y=np.arange(70) % 2)
+    np.savez(tmp_path / "X.npz", **vars(csr(DENSE)), format=np.array(b"csr"), y=np.arange(70) % 2)
     data = load_dataset(tmp_path / "X.npz", bounded=False, test=0.2)
     for part in (data.train, data.validation, data.test):
         assert isinstance(part, SparseRows)

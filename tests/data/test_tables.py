@@ -407,15 +407,12 @@ class TestColumns:
     )
     def test_visible_units(self, kinds, text):
         names = {"b": "binary", "n": "number", "c": "constant"}
-        features = [
-            Column(
-                str(i),
-                names.get(kind, "category"),
-                tuple("abcd"[: int(kind)] if kind in "34" else ()),
-            )
+        values = {"3": ("a", "b", "c"), "4": ("a", "b", "c", "d")}
+        features = tuple(
+            Column(str(i), names.get(kind, "category"), values.get(kind, ()))
             for i, kind in enumerate(kinds)
-        ]
-        assert Columns(tuple(features)).visible_units() == text
+        )
+        assert Columns(features).visible_units() == text
 
     def test_a_constant_among_numbers_is_a_number(self):
         columns = (np.zeros(3), np.array([1.0, 5, 2]), np.array([0.0, 1, 1]))

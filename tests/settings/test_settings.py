@@ -172,11 +172,8 @@ class TestDefaults:
         assert kinds == ["bernoulli", "gaussian", "gaussian"]
 
     def test_lists_by_layer(self):
-        lists = {
-            "hidden_units": ("relu", "bernoulli"),
-            "momentum": ("0.5", "0.5:2,0.9"),
-            "corruption": ("gaussian:1.5", "none"),
-        }
+        lists = {"hidden_units": ("relu", "bernoulli"), "momentum": ("0.5", "0.5:2,0.9")}
+        lists |= {"corruption": ("gaussian:1.5", "none")}
         found = settings_from(LAYERS, model="denoising", **lists).pretrain
         assert {name: getattr(found, name) for name in lists} == lists
 

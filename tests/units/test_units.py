@@ -187,12 +187,10 @@ class TestSettings:
 
 
 def network_of(units: str) -> Network:
-    rng = np.random.default_rng(1)
-    shapes = [(5, 4), (4, 3)]
-    chain = [
-        Affine(*(rng.normal(size=s).astype(np.float32) for s in (shape, shape[1:])), units)
-        for shape in shapes
-    ]
+    rng, chain = np.random.default_rng(1), []
+    for shape in ((5, 4), (4, 3)):
+        own = (rng.normal(size=s).astype(np.float32) for s in (shape, shape[1:]))
+        chain.append(Affine(*own, units))
     return Network(chain, loss="squared", batch_size=6)
 
 
