@@ -19,7 +19,6 @@ SECONDS = 60  # of every wait
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with x.npz, which is the current one."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "x.npz", X=rng.random((60, 6), dtype=np.float32), y=np.arange(60) % 3)
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from folders import full
+from folders import full, names_in
 from PIL import Image
 
 import syncpretrain.runs.compare as comparing
@@ -15,6 +15,7 @@ from syncpretrain.plot.canvas import save_label_curve
 from syncpretrain.settings import preset_path, read_settings, replaced
 
 TINY = ("--layers", "64,8", "--data", "digits", "--epochs", 1, "--finetune-epochs", 1)
+RANDOM = ("--finetune", "reconstruction", "--seeds", 1, "--starts", "random")
 STARTS = ["greedy", "synchronized", "random"]
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -46,9 +47,7 @@ class TestResults:
         assert progress[0].startswith("seed 5  greedy  50 labels  test ")
         assert progress[-1].startswith("seed 6  random  1,294 labels  test ")
         folder = tmp_path / "new" / "deep"
-        assert sorted(path.name for path in folder.iterdir()) == [
-            *("compare.json", "config.toml", "label-budget.png")
-        ]
+        assert names_in(folder) == ["compare.json", "config.toml", "label-budget.png"]
         with Image.open(folder / "label-budget.png") as image:
             image.load()
             assert (image.format, image.size) == ("PNG", (720, 480))
@@ -74,16 +73,14 @@ class TestResults:
         assert len(err.splitlines()) == 1 + 4
 
     def test_reconstruction_draws_no_curve(self, call, tmp_path):
-        given = ("--finetune", "reconstruction", "--seeds", 1, "--starts", "random", "--quiet")
-        assert call(*TINY, *given) == ("", "")
+        assert call(*TINY, *RANDOM, "--quiet") == ("", "")
         (folder,) = (tmp_path / "runs").iterdir()
-        assert sorted(path.name for path in folder.iterdir()) == ["compare.json", "config.toml"]
+        assert names_in(folder) == ["compare.json", "config.toml"]
         report = json.loads((folder / "compare.json").read_text())
         assert [(row["start"], row["labels"]) for row in report["table"]] == [("random", None)]
 
     def test_one_seed_has_no_means(self, call):
-        given = ("--finetune", "reconstruction", "--seeds", 1, "--starts", "random")
-        out, _ = call(*TINY, *given)
+        out, _ = call(*TINY, *RANDOM)
         assert "one seed; the gain is over random weights" in out.splitlines()
 
     def test_a_share_of_nothing_wrong_can_be_drawn(self, tmp_path):
@@ -110,15 +107,13 @@ class TestUnfinished:
 
     def test_one_that_cannot_be_written_is_printed(self, call, monkeypatch):
         monkeypatch.setattr("syncpretrain.cli.compare.write_atomically", full)
-        given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
-        out, err = call(*TINY, *given, status=1)
+        out, err = call(*TINY, *RANDOM, "--json", status=1)
         assert json.loads(out)["runs"][0]["start"] == "random"
         assert err.endswith("Error: No space left on device\n")
 
     def test_a_full_log_does_not_end_it(self, call, monkeypatch):
         monkeypatch.setattr(sys.stderr, "write", full, raising=False)
-        given = ("--finetune", "reconstruction", "--starts", "random", "--seeds", 1, "--json")
-        out, _ = call(*TINY, *given)
+        out, _ = call(*TINY, *RANDOM, "--json")
         assert json.loads(out)["runs"][0]["start"] == "random"
 
 

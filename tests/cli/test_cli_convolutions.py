@@ -33,7 +33,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def call(call, folder, monkeypatch):
-    """Return a function that calls a command and returns its standard streams."""
     monkeypatch.chdir(folder)
     return call
 

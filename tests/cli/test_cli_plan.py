@@ -21,7 +21,6 @@ QUICK = ("--seconds", 0, "--examples", 100)
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Let auto measure one round only."""
     measure_one_round(monkeypatch)
 
 

@@ -42,7 +42,6 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The folder of a run of layers 16, 9, 4."""
     folder = tmp_path_factory.mktemp("trained")
     np.save(folder / "x.npy", np.random.default_rng(0).random((40, WIDTH), dtype=np.float32))
     data = {"name": str(folder / "x.npy")}
