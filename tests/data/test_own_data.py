@@ -381,20 +381,17 @@ NOTHING[..., 3] = 0
 class TestImages:
     @pytest.fixture
     def folder(self, tmp_path):
-        Image = pytest.importorskip("PIL.Image", reason="images need Pillow")
         for number, name in enumerate(["cat/1.png", "cat/2.png", "dog/1.png"]):
             path = tmp_path / name
             path.parent.mkdir(exist_ok=True)
             pixels = np.arange(12, dtype=np.uint8).reshape(3, 4) + 10 * number
-            Image.fromarray(pixels).save(path)
+            _image(pixels).save(path)
         return tmp_path
 
     @pytest.fixture
     def save(self, folder):
         """Return a function that saves pixels as an image of the class dog."""
-        from PIL import Image
-
-        return lambda pixels, name: Image.fromarray(pixels).save(folder / "dog" / name)
+        return lambda pixels, name: _image(pixels).save(folder / "dog" / name)
 
     def test_subfolders_are_classes(self, folder):
         data = load_dataset(folder, validation=0)
@@ -504,9 +501,7 @@ class TestImages:
 
     @pytest.mark.parametrize("suffix", ["tif", "gif", "png"])
     def test_pages_and_frames_behind_the_first_are_counted(self, folder, suffix):
-        from PIL import Image
-
-        pages = [Image.fromarray(np.full((3, 4), 10 * n, np.uint8)) for n in range(3)]
+        pages = [_image(np.full((3, 4), 10 * n, np.uint8)) for n in range(3)]
         pages[0].save(folder / "dog" / f"2.{suffix}", save_all=True, append_images=pages[1:])
         data = load_dataset(folder, validation=0)
         assert data.train[3].max() == 0
@@ -514,9 +509,7 @@ class TestImages:
         assert f"{said}, such as dog/2.{suffix}" in data.notices[1]
 
     def test_what_is_left_out_is_counted(self, folder):
-        from PIL import Image
-
-        image = Image.fromarray(np.zeros((3, 4), np.uint8))
+        image = _image(np.zeros((3, 4), np.uint8))
         for name in (".ipynb_checkpoints/1.png", "cat/._1.png", "cat/old/1.png", "cat/old/2.PNG"):
             (folder / name).parent.mkdir(exist_ok=True)
             image.save(folder / name, format="png")
