@@ -241,10 +241,6 @@ WRONG = [
     ("--model autoencoder --persistent", "--persistent: got True with model autoencoder, which"),
     ("--model x", "--model: 'x' is not one of 'rbm', 'autoencoder'"),
     ("--early-stopping validation-error", "--early-stopping: got validation-error with model r"),
-    (
-        "--model autoencoder --early-stopping free-energy-gap",
-        "--early-stopping: got free-energy-gap with model autoencoder",
-    ),
     ("--hidden-units cubic", "--hidden-units: got 'cubic', expected bernoulli or gaussian or"),
     ("--hidden-units tanh", "--hidden-units: got tanh with model rbm, expected units whose"),
     ("--hidden-units relu,relu,relu", "--hidden-units: got 3 values, expected one for all"),

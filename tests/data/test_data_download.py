@@ -1,7 +1,4 @@
-"""The download's own limits and a user without a home; test_data_mnist.py has the mirrors.
-
-The network is never touched.
-"""
+"""The download's own limits and a user without a home; the network is never touched."""
 
 import json
 import pwd

@@ -17,8 +17,6 @@ pytestmark = pytest.mark.usefixtures("forked_layers")
 
 
 class TestRows:
-    """Rows of a file in the place of an array."""
-
     def test_they_are_those_of_the_array(self, tmp_path):
         X = example_rows("float64").astype(np.float32)
         rows = rows_in_file(mapped(tmp_path, X))

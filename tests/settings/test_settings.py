@@ -238,10 +238,6 @@ class TestRefusals:
                 )
             ),
             (
-                {"model": "contractive", "split": "units"},
-                "split: got units with model contractive, expected examples",
-            ),
-            (
                 {"hidden_units": ["bernoulli", "gaussian"], "sparsity_cost": [0, 0.1]},
                 "sparsity_cost: got a cost for gaussian hidden units",
             ),

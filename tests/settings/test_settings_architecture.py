@@ -77,6 +77,9 @@ class TestText:
         assert read_settings(path) == settings_from(LENET)
         write_settings(settings_from((9, 4)), path)
         assert "architecture" not in path.read_text(encoding="utf-8")
+        settings = settings_from("1x8x8,conv:4x3,pool:2,5", sparsity_cost=0)  # not the default
+        write_settings(settings, path)
+        assert read_settings(path) == settings
 
     @pytest.mark.parametrize(
         "line", [f'"{LENET}"', '["1x28x28", "conv:20x5,pool:2", "conv:50x5", "pool:2", 500]']
@@ -283,11 +286,6 @@ class TestSparsity:
     def test_other_models_and_dense_layers_have_no_cost(self):
         assert self.costs(model="denoising") == (0, 0, 0)
         assert settings_from((64, 20, 10)).pretrain.sparsity_cost == (0, 0)
-
-    def test_a_file_keeps_what_was_given(self, tmp_path):
-        settings = settings_from("1x8x8,conv:4x3,pool:2,5", sparsity_cost=0)
-        write_settings(settings, tmp_path / "config.toml")
-        assert read_settings(tmp_path / "config.toml") == settings
 
     def test_dense_layers_above_are_still_split_by_units(self):
         given = {"split": "units", "shards": [1, 1, 2]}
