@@ -49,12 +49,6 @@ class Bomb:
         return (pytest.fail, ("a pickle was opened",))
 
 
-def write_csv(path, delimiter, header):
-    lines = [delimiter.join(f"{value:.8f}" for value in row) for row in X]
-    names = [delimiter.join(["a", '"b c"', "d", "e"])] if header else []
-    path.write_text("\n".join(names + lines) + "\n")
-
-
 NAMES, EXAMPLE = "was taken for names of columns", "was read as an example"
 
 
@@ -62,7 +56,9 @@ class TestTables:
     @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
     @pytest.mark.parametrize("header", [True, False])
     def test_csv(self, tmp_path, delimiter, header):
-        write_csv(tmp_path / "x.csv", delimiter, header)
+        names = [delimiter.join(["a", '"b c"', "d", "e"])] if header else []
+        lines = [delimiter.join(f"{value:.8f}" for value in row) for row in X]
+        (tmp_path / "x.csv").write_text("\n".join(names + lines) + "\n")
         examples, labels = read_file(tmp_path / "x.csv")
         assert np.allclose(examples, X, atol=1e-7)
         assert labels is None

@@ -46,12 +46,9 @@ class TestRows:
     def test_what_is_not_a_row_at_a_time_in_a_file_is_none(self, tmp_path):
         X = example_rows("float32")
         file = mapped(tmp_path, X)
-        assert rows_in_file(X) is None
-        assert rows_in_file(X.tolist()) is None
-        assert rows_in_file(file[:, :5]) is None
-        assert rows_in_file(file.T) is None
-        assert rows_in_file(np.load(tmp_path / "x.npy", mmap_mode="c")) is None
-        assert rows_in_file(np.load(tmp_path / "x.npy", mmap_mode="r+")) is None
+        modes = [np.load(tmp_path / "x.npy", mmap_mode=mode) for mode in ("c", "r+")]
+        others = [X, X.tolist(), file[:, :5], file.T, *modes]
+        assert [rows_in_file(other) for other in others] == [None] * 6
         np.save(tmp_path / "other.npy", 1 - X)
         (tmp_path / "other.npy").replace(tmp_path / "x.npy")
         assert rows_in_file(file) is None, "the file is another one now"
