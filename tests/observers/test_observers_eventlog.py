@@ -80,11 +80,10 @@ def test_each_line_is_on_disk_at_once(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
-    path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
+    with EventLog(tmp_path / "log") as log:
         log(EpochFinished(1.0, 1, 1, 0, 0.0, 0.0, math.nan, math.inf))
-    line = json.loads(path.read_text())
-    assert line["train_error"] is None and line["validation_error"] is None
+    line = json.loads((tmp_path / "log").read_text())
+    assert line["train_error"] is line["validation_error"] is None
 
 
 def test_closed_after_the_block_also_by_an_error(tmp_path):
@@ -102,10 +101,9 @@ def test_reads_of_the_finished_epochs(path):
 
 
 def test_a_layer_without_a_finished_epoch_reads_nothing(tmp_path):
-    path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
+    with EventLog(tmp_path / "log") as log:
         log(STARTED)
-    assert read_reads(path) == ((), ())
+    assert read_reads(tmp_path / "log") == ((), ())
 
 
 def test_a_missing_file(tmp_path):
