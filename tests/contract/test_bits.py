@@ -26,6 +26,7 @@ from trialruns import stop_after
 
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.observers.history import History
+from syncpretrain.schedule.kinds import SCHEDULES
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 
@@ -37,10 +38,16 @@ def test_the_bits_are_those_of_one_thread(bits, alone, runtime, handoff, learner
     assert ended(bits, runtime, handoff, **options) == alone(runtime, handoff, **options)
 
 
+STOPPING = {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6, "blas_threads": 1}
+# Layers of every kind of schedule stop at their own times.
+OF_SCHEDULES = {f"{name}, stopped early": {"schedule": name, **STOPPING} for name in SCHEDULES}
+EVERY = PLANS | {"epoch": PLANS["epoch"] | OF_SCHEDULES}
+
+
 @runs_of(*STREAM, shared=False)
 def test_every_kind_of_run_ends_the_same_with_any_number_of_workers(bits, alone, runtime, handoff):
     differ = []
-    plans = list(enumerate(PLANS[handoff].items()))
+    plans = list(enumerate(EVERY[handoff].items()))
     first, step = runtime.plans
     for number, (name, plan) in plans[first::step]:
         given = {"seed": number << 33, **plan}
@@ -91,12 +98,12 @@ def state_after(bits, minibatches: int, monkeypatch, runtime: Runtime, handoff, 
     return None
 
 
-@pytest.mark.parametrize(("handoff", "name"), [(h, name) for h in STREAM for name in PLANS[h]])
+@pytest.mark.parametrize(("handoff", "name"), [(h, name) for h in STREAM for name in EVERY[h]])
 def test_a_run_stopped_in_any_minibatch_goes_on_to_the_same_bits(
     bits, alone, monkeypatch, tmp_path, handoff, name
 ):
     """By turns it is stopped in the one runtime of this process and goes on in the other."""
-    plan, number = PLANS[handoff][name], list(PLANS[handoff]).index(name)
+    plan, number = EVERY[handoff][name], list(EVERY[handoff]).index(name)
     wanted, places = alone(SERIAL, handoff, **plan), (SERIAL, RUNTIMES["threads"])
     for stops, minibatches in enumerate(itertools.count(1 + number % 17, 17)):
         first, second = places[stops % 2], places[(stops + number) % 2]
