@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -84,18 +85,19 @@ def test_another_process_sees_the_numbers():
     numbers.close()
 
 
-def test_a_system_without_such_memory_is_told_to_take_threads(bits, monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(SettingsError, match=r"^runtime: got processes, which .* take threads$"):
-        pretrain(bits, layers=(16, 4), runtime="processes")
-
-
 @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
-def test_memory_that_the_system_refuses_is_named(bits, monkeypatch, handoff):
-    def refuse(descriptor, size):
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+class TestNoMemory:
+    OPTIONS: ClassVar = {"layers": (16, 4, 2), "epochs": 1, "runtime": "processes", "warn": False}
 
-    options = {"layers": (16, 4, 2), "epochs": 1, "handoff": handoff, "runtime": "processes"}
-    monkeypatch.setattr(os, "ftruncate", refuse)
-    with pytest.raises(SettingsError, match=r"^runtime: got processes, but .*File too large"):
-        pretrain(bits, warn=False, **options)
+    def test_a_system_without_such_memory_is_told_to_take_threads(self, bits, monkeypatch, handoff):
+        monkeypatch.delattr(os, "memfd_create")
+        with pytest.raises(SettingsError, match=r"^runtime: got processes, which .* take threads$"):
+            pretrain(bits, handoff=handoff, **self.OPTIONS)
+
+    def test_memory_that_the_system_refuses_is_named(self, bits, monkeypatch, handoff):
+        def refuse(descriptor, size):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+        monkeypatch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(SettingsError, match=r"^runtime: got processes, but .*File too large"):
+            pretrain(bits, handoff=handoff, **self.OPTIONS)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from trialruns import library_threads, never
 
-from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
-from syncpretrain.events import EpochFinished, EpochStarted, Event
+from syncpretrain.events import EpochFinished
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
@@ -30,14 +29,6 @@ class Staged:
         self.progress = np.ones(1)
         self.thread: threading.Thread | None = None
         self.began = threading.Event()
-
-    @property
-    def fraction(self) -> float:
-        return float(self.progress[0])
-
-    @fraction.setter
-    def fraction(self, value: float) -> None:
-        self.progress[0] = value
 
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         self.thread = threading.current_thread()
@@ -212,8 +203,8 @@ def test_an_epoch_that_did_not_begin_is_not_taken_for_the_one_before(runtime):
         fractions: list[float] = []
 
         def work(stop: Callable[[], bool]) -> None:
-            fractions.append(worker.fraction)
-            worker.fraction = 1.0
+            fractions.append(float(worker.progress[0]))
+            worker.progress[0] = 1.0
 
         worker.work = work
         for _ in range(2):
@@ -243,16 +234,3 @@ def test_serial_raises_what_stop_raised_as_it_is():
         runtime.submit(command(1))
         with pytest.raises(KeyError, match="an observer's own"):
             runtime.wait(WAIT)
-
-
-def test_a_layer_sleeps_until_the_one_below_has_published(bits):
-    started: list[tuple[int, int]] = []
-
-    def note(event: Event) -> None:
-        if isinstance(event, EpochStarted):
-            started.append((event.layer, event.epoch))
-
-    pretrain(bits, layers=(16, 8, 4), epochs=2, batch_size=20, workers=2, observers=[note])
-    assert started[0] == (1, 1)
-    assert started.index((2, 1)) > 0
-    assert library_threads() == []

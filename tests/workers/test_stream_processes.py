@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 import sabotage
-from layerprocesses import ended, workers
-from namedmemory import named_memory
+from layerprocesses import workers
+from stackcomparisons import sound
 
-from syncpretrain.errors import RunInterrupted, SettingsError, StalledError, WorkerError
+from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochStarted, Event
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining import streamed as building
@@ -35,7 +28,6 @@ from syncpretrain.workers.streamed.remote import LentThreads, LinkedStream, Remo
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 LONG = 2000
-ENDING_SECONDS = 5.0  # of a process that may still be starting when its parent is killed
 
 
 def streamed(bits, *, runtime="processes", observers=(), times=None, **options):
@@ -43,11 +35,6 @@ def streamed(bits, *, runtime="processes", observers=(), times=None, **options):
     settings = settings_from(LAYERS, **(usual | options)).pretrain
     limits = {} if times is None else {"times": times}
     return StreamedPretraining(settings, bits, bits[:50], observers=observers, **limits)
-
-
-def finite(stack) -> bool:
-    assert stack.widths == LAYERS
-    return all(np.isfinite(x).all() for part in stack.layers for _, x in part.parameters())
 
 
 def test_idle_threads_are_lent_to_a_process(bits, monkeypatch):
@@ -71,15 +58,6 @@ def test_a_lent_thread_comes_back_when_called_or_after_a_while():
     assert not helper.is_alive()
     assert lent.help(before), "called away in the meantime"
     assert number[0] == 0
-
-
-def test_a_process_killed_before_its_first_epoch(bits, new_interpreters):
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochStarted) and (event.layer, event.epoch) == (1, 2):
-            workers()[3].kill()
-
-    with pytest.raises(WorkerError, match=r"^layer 3 failed before its first epoch: its process"):
-        streamed(bits, observers=[observe], epochs=LONG, delay=500).run()
 
 
 def suspended(layer: int, then: Callable[[], None], stopped: list[int]):
@@ -122,70 +100,7 @@ def test_a_suspended_process_does_not_keep_a_signal_from_ending_the_run(bits, la
         run.run()
     assert stopped
     assert True not in saved, "no state without that of the suspended layer"
-    assert finite(caught.value.stack)
-
-
-def test_a_system_without_nameless_memory_is_told_to_take_threads(bits, monkeypatch):
-    monkeypatch.delattr("os.memfd_create")
-    with pytest.raises(SettingsError, match=r"^runtime: got processes, which .* take threads$"):
-        streamed(bits)
-
-
-KILLED = """
-import os, sys
-from pathlib import Path
-from syncpretrain.events import EpochFinished
-from syncpretrain.runs.run import train_run
-from syncpretrain.settings import read_settings
-
-def die(event):
-    if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (2, 5):
-        here = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-        print(here, flush=True)
-        os.kill(os.getpid(), 9)
-
-train_run(read_settings(Path("config.toml")), out=Path("run"), observers=[die])
-"""
-
-
-def test_a_killed_parent_leaves_nothing_and_is_resumed_to_the_same_bits(
-    call, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    np.save("x.npy", np.random.default_rng(0).random((900, 64), dtype=np.float32))
-    options = ("--layers", "64,20,12,5", "--data", "x.npy", "--epochs", 9, "--quiet")
-    options += ("--handoff", "minibatch", "--delay", 0.5, "--workers", 2, "--json")
-    out, _ = call("train", *options, "--out", "whole")
-    whole = json.loads(out)["parameters_sha256"]
-    config = Path("whole/config.toml").read_text()
-    assert 'runtime = "threads"' in config
-    Path("config.toml").write_text(
-        config.replace('runtime = "threads"', 'runtime = "processes"', 1)
-    )
-    names = named_memory()
-    command = [sys.executable, "-c", KILLED]
-    died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert died.returncode == -signal.SIGKILL
-    children = [int(number) for number in died.stdout.split()]
-    assert len(children) == 3
-    deadline = time.monotonic() + ENDING_SECONDS
-    while any(map(lives, children)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert named_memory() == names
-    out, _ = call("train", "--resume", "run", "--json")
-    assert json.loads(out)["parameters_sha256"] == whole
-    events = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
-    finished = {(e["layer"], e["epoch"]) for e in events if e["event"] == "EpochFinished"}
-    assert finished == set(product((1, 2, 3), range(1, 10)))
-
-
-def lives(pid: int) -> bool:
-    """Return whether a process lives that is none of this one's children."""
-    try:
-        return not ended(psutil.Process(pid))
-    except psutil.NoSuchProcess:
-        return False
+    sound(caught.value.stack, LAYERS)
 
 
 class Dead:
