@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 
 import asyncreplicas
-import numpy as np
 import pytest
 from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
 
@@ -46,10 +45,9 @@ if MPI.COMM_WORLD.Get_rank() == 0:
 
 
 @pytest.fixture(autouse=True)
-def data(bits, tmp_path, monkeypatch):
-    np.save(tmp_path / "X.npy", bits)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMPI_MCA_osc", "^ucx")  # which reports that it is not there
+def without_ucx(data, monkeypatch):
+    """It reports that it is not there."""
+    monkeypatch.setenv("OMPI_MCA_osc", "^ucx")
 
 
 def test_whole_numbers_add_up_exactly(tmp_path, monkeypatch):

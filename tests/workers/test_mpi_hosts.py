@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from mpijobs import EMULATED_HOSTS, finished, job, needs_mpiexec, ranks_of, start
@@ -30,13 +29,6 @@ def lacking() -> str | None:
 
 reason = lacking()
 pytestmark = [needs_mpiexec, pytest.mark.skipif(reason is not None, reason=f"{reason}")]
-
-
-@pytest.fixture
-def data(bits, tmp_path, monkeypatch):
-    np.save(tmp_path / "X.npy", bits)
-    monkeypatch.chdir(tmp_path)
-    return ["--data", "X.npy"]
 
 
 @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 
-import numpy as np
 import psutil
 import pytest
 from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
@@ -14,39 +13,31 @@ from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
 from syncpretrain import pretrain
 
 pytestmark = needs_mpiexec
-LAYERS = "16,12,8,5"
-TRAIN = ["-m", "syncpretrain", "train", "--layers", LAYERS, "--batch-size", 20, "--quiet"]
+TRAIN = ["-m", "syncpretrain", "train", "--batch-size", 20, "--quiet", "--layers", "16,12,8,5"]
 LONG = ["--epochs", 100_000, "--checkpoint-every", "1000s"]
-BFLOAT16 = ["--precision", "bfloat16"]
 
 
-@pytest.fixture
-def data(bits, tmp_path, monkeypatch):
-    np.save(tmp_path / "X.npy", bits)
-    monkeypatch.chdir(tmp_path)
-    return ["--data", "X.npy"]
+SHARED = ("--layers", "16,12", "--replicas", 2)  # by two ranks
 
 
-def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call):
-    for handoff, ranks, *more in (("epoch", 2), ("minibatch", 4), ("epoch", 3, *BFLOAT16)):
-        command = [*TRAIN, *data, "--epochs", 2, "--handoff", handoff, *more, "--json"]
-        folder = f"{handoff}-{ranks}"
-        status, out, err = finished(start(ranks, *command, "--runtime", "mpi", "--out", folder))
-        assert (status, err) == (0, "")
-        report = json.loads(out)  # exactly one object
-        assert report["runtime"] == "mpi"
-        out, _ = call(*command[2:], "--runtime", "serial", "--out", f"{folder}-serial")
-        assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
-
-
-def test_two_ranks_that_share_a_layer_have_the_bits_of_one_thread(data, call):
-    shared = [*TRAIN[:3], "--layers", "16,12", *TRAIN[5:], *data, "--replicas", 2, "--epochs", 2]
-    for handoff in ("epoch", "minibatch"):
-        command = [*shared, "--handoff", handoff, "--json"]
-        status, out, err = finished(start(3, *command, "--runtime", "mpi", "--out", handoff))
-        assert (status, err) == (0, "")
-        alone, _ = call(*command[2:], "--runtime", "serial", "--out", f"{handoff}-1")
-        assert json.loads(alone)["parameters_sha256"] == json.loads(out)["parameters_sha256"]
+@pytest.mark.parametrize(
+    ("ranks", "handoff", "more"),
+    [
+        (2, "epoch", ()),
+        (4, "minibatch", ()),
+        (3, "epoch", ("--precision", "bfloat16")),
+        (3, "epoch", SHARED),
+        (3, "minibatch", SHARED),
+    ],
+)
+def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call, ranks, handoff, more):
+    command = [*TRAIN, *data, "--epochs", 2, "--handoff", handoff, *more, "--json"]
+    status, out, err = finished(start(ranks, *command, "--runtime", "mpi", "--out", "there"))
+    assert (status, err) == (0, "")
+    report = json.loads(out)  # exactly one object
+    assert report["runtime"] == "mpi"
+    out, _ = call(*command[2:], "--runtime", "serial", "--out", "here")
+    assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
 
 @pytest.mark.parametrize(
