@@ -6,9 +6,9 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
-import asyncreplicas
 import pytest
 from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
 
@@ -17,25 +17,15 @@ TRAIN = ["-m", "syncpretrain", "train", "--layers", "16,12,8", "--batch-size", 2
 TRAIN += ["--data", "X.npy", "--schedule", "async"]
 WINDOWS = ["--runtime", "mpi", "--exchange", "windows"]
 ADD_UP = """
-import numpy as np
 from functools import partial
-from asyncreplicas import SIZE, CountingReplica
-from syncpretrain.settings.fields import AsyncFields
-from syncpretrain.parallel.replicas.server import ParameterServer
-from syncpretrain.parallel.replicas.steps import tasks_of
-from syncpretrain.parallel.timeouts import TIMEOUTS
+from asyncreplicas import Fleet
 from syncpretrain.pretraining.on_ranks import on_every_rank
-from syncpretrain.workers.replicas import replicas_in
 
 def add_up(servers, bound):
-    rules = AsyncFields(async_rate="constant", max_staleness=bound)
-    server = ParameterServer(np.zeros(SIZE, np.float32), rules, servers)
-    build = partial(CountingReplica, None, None)
-    own = {"replicas": 3, "exchange": "windows", "report": print, "times": TIMEOUTS}
-    data = (np.ones((2, 3), np.float32),)
-    with replicas_in("mpi", server, rules, build, data, **own) as fleet:
-        fleet.train(tasks_of(1, 0, 200, 1), lambda: False, lambda *of: None)
-    return bool((server.parameters == 200 * 201 / 2).all()) and server.clock == 200
+    run = Fleet("windows", servers=servers, max_staleness=bound)
+    run.train(200)
+    run.assert_adds_up(200)
+    return run.server.clock == 200 and not run.told
 
 found = [on_every_rank(partial(add_up, *own)) for own in ((1, None), (3, None), (2, 0))]
 from mpi4py import MPI
@@ -50,10 +40,9 @@ def without_ucx(data, monkeypatch):
     monkeypatch.setenv("OMPI_MCA_osc", "^ucx")
 
 
-def test_whole_numbers_add_up_exactly(tmp_path, monkeypatch):
+def test_whole_numbers_add_up_exactly(monkeypatch):
     Path("add_up.py").write_text(ADD_UP)
-    paths = [str(Path(asyncreplicas.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     status, out, err = finished(start(4, "add_up.py"))
     assert (status, out, err) == (0, "[True, True, True]\n", "")
 
