@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contractruns import (
+    ASYNC,
     EPOCH,
     LEARNERS,
     PLANS,
@@ -64,10 +65,11 @@ def test_one_layer_is_a_stack_too(bits, runtime, handoff):
     assert ended(bits, runtime, handoff, **options) == wanted
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @runs_of(*STREAM, shared=False)
-def test_inputs_of_many_chunks_of_rows(runtime, handoff):
+def test_inputs_of_many_chunks_of_rows(runtime, handoff, precision):
     X = np.random.default_rng(0).random((2300, 64)).astype(np.float32)
-    options = {"layers": (64, 96, 40, 10), "epochs": 1, "batch_size": 100}
+    options = {"layers": (64, 96, 40, 10), "epochs": 1, "batch_size": 100, "precision": precision}
     wanted = ended(X, SERIAL, handoff, **runtime.options, **options)
     assert ended(X, runtime, handoff, **options) == wanted
 
@@ -115,6 +117,19 @@ def test_a_run_stopped_in_any_minibatch_goes_on_to_the_same_bits(
         again = ended(bits, second, handoff, resume=resume, **plan, workers=1 + stops % 3)
         assert again.outcome == wanted.outcome, f"stopped after {minibatches}"
     assert stops
+
+
+@pytest.mark.parametrize("minibatches", [1, 5, 11, 16, 21])
+@pytest.mark.parametrize("handoff", ASYNC)
+def test_replicas_in_turns_stopped_in_any_minibatch_go_on_to_the_same_bits(
+    bits, alone, monkeypatch, tmp_path, handoff, minibatches
+):
+    plan = {"replicas": 4}  # so changes are 3 late
+    state = state_after(bits, minibatches, monkeypatch, SERIAL, handoff, plan)
+    STATES[handoff].write(tmp_path / "state", state, {})
+    resume = STATES[handoff].read(tmp_path / "state")
+    again = ended(bits, SERIAL, handoff, resume=resume, **plan)
+    assert again.outcome == alone(SERIAL, handoff, **plan).outcome
 
 
 SHARING = [
