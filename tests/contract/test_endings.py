@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import traceback
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import sabotage
 from contractruns import SERIAL, STATES, STREAM, driver, ended, of_one_layer, runs_of
@@ -38,10 +40,12 @@ DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 @runs_of(serial=True, shared=False)
 def test_events_come_in_order(bits, runtime, handoff):
     events: list[Event] = []
+    places: set[threading.Thread] = set()
+    observers = [events.append, lambda event: places.add(threading.current_thread())]
     options = {"epochs": (5, 3, 4)} | ({"pace": "free"} if handoff == "epoch" else {})
     with runtime.around():
-        run = driver(bits, runtime, handoff, observers=[events.append], **options)
-        stack = run.run()
+        stack = driver(bits, runtime, handoff, observers=observers, **options).run()
+    assert places == {threading.main_thread()}
     assert isinstance(events[0], RunStarted)
     assert events[0].layers == LAYERS
     assert isinstance(events[-1], RunFinished)
@@ -63,6 +67,7 @@ def test_events_come_in_order(bits, runtime, handoff):
                 assert event.started <= event.time
                 assert handoff != "epoch" or begun.time <= event.started
                 assert 0 <= event.transform_seconds <= event.time - event.started
+                assert np.isfinite([event.train_error, event.validation_error]).all()
                 done[layer - 1] = event.epoch
                 busy[layer - 1] += event.time - event.started
             case LayerFinished(layer=layer):

@@ -156,6 +156,26 @@ def test_only_what_later_versions_added_may_be_missing(kind, tmp_path):
             file.read(tmp_path / key)
 
 
+@pytest.mark.parametrize("kind", ["epochs", "stream"])
+def test_a_missing_array_is_told(kind, tmp_path):
+    file, state = STATES[kind]
+    file.write(tmp_path / "state", state, {})
+    header, arrays = read_arrays(tmp_path / "state")
+    write_arrays(tmp_path / "state", header, dict(list(arrays.items())[1:]))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        file.read(tmp_path / "state")
+
+
+def test_a_state_of_another_run_is_refused(tmp_path):
+    def check(header):
+        raise CheckpointError(f"is of another run: {header}")
+
+    file, state = STATES["stream"]
+    file.write(tmp_path / "x.safetensors", state, {"data": "abc"})
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: is of another run: .*abc"):
+        file.read(tmp_path / "x.safetensors", check)
+
+
 def test_what_does_not_fit_is_refused_in_a_sentence():
     said = "resume: the state is of another layer: 'weight'"
     with (
