@@ -105,9 +105,12 @@ def test_a_layer_that_learns_no_more_stops_at_the_same_epoch(
     assert min(found.epochs) < 12
 
 
+@pytest.mark.parametrize("learner", ["rbm", "convolutional", "convolutional denoising"])
 @runs_of(*STREAM, shared=False)
-def test_a_layer_that_diverges_goes_back_with_half_its_rate(bits, alone, runtime, handoff):
+def test_a_layer_that_diverges_goes_back_with_half_its_rate(bits, alone, runtime, handoff, learner):
     options = {"visible_units": "gaussian", "learning_rate": (3.0, 0.01, 0.01), "epochs": 3}
+    options |= {"layers": "1x4x4,conv:4x2,10,5"} if learner != "rbm" else {}
+    options |= {"model": "denoising"} if learner == "convolutional denoising" else {}
     found = ended(bits, runtime, handoff, **options)
     assert found == alone(runtime, handoff, **options)
     assert found.warnings

@@ -1,28 +1,16 @@
-"""Stacks with convolutions end in the same bits, however their pretraining is executed."""
+"""Pretraining of convolutions: a stream by its definition, and what is refused."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from convolutionalruns import BASE, LAYERS, MODELS, driver, train
-from disturbedsteps import before_steps
-from trialruns import notices_of
 
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import CheckpointError, DivergedError
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import settings_from
-
-pytestmark = pytest.mark.usefixtures("forked_layers")
-SCHEDULES = {
-    "synchronized": {"epochs": (3, 2, 2), "refresh_epochs": (0, 2, 1)},
-    "greedy": {"schedule": "greedy", "blas_threads": 1},
-    "rounds": {"schedule": "rounds"},
-    "first-layer": {"epochs": (4, 2, 1), "finish": "first-layer"},
-    "drift": {"epochs": (5, 1, 1), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.05"},
-    "stream": {"handoff": "minibatch", "delay": 0.4},
-}
 
 
 def settings_of(options):
@@ -61,29 +49,6 @@ def test_the_state_of_another_convolution_is_refused(images):
         settings = settings_from(layers, **BASE, runtime="serial").pretrain
         with pytest.raises(CheckpointError, match="of another layer"):
             Pretraining(settings, images[:100], resume=states[0]).run()
-
-
-@pytest.mark.parametrize("model", ["rbm", "denoising"])
-@pytest.mark.parametrize("schedule", ["rounds", "stream"])
-def test_a_layer_that_diverges_goes_on_from_its_last_epoch_with_half_the_rate(
-    images, model, schedule, monkeypatch
-):
-    def overflow(learner, epoch, step):
-        if learner.layer == 1 and (epoch, step) >= (2, 3) and learner.learning_rate > 0.03:
-            learner.weight.fill(np.inf)
-
-    before_steps(monkeypatch, overflow)
-    found = []
-    for runtime in ("serial", "threads"):
-        events = []
-        options = {"model": model, "runtime": runtime, "observers": [events.append]}
-        stack = train(images, **(SCHEDULES[schedule] | options))
-        assert all(np.isfinite(a).all() for layer in stack.layers for _, a in layer.parameters())
-        told = notices_of(events)
-        assert [notice.split()[-1] for notice in told] == ["0.05", "0.025"]
-        assert all("layer 1 diverged in epoch 2" in notice for notice in told)
-        found.append(stack.parameters_sha256)
-    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize("model", ["rbm", "denoising"])

@@ -104,22 +104,15 @@ def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch,
     assert len(notices) == 1
 
 
+USUAL = {"batch_size": 20, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9")}
+
+
 def rbm() -> Learner:
-    momentum = MomentumSchedule("0.9")
-    return RBM(
-        1,
-        16,
-        8,
-        layer_settings(batch_size=20, learning_rate=0.1, momentum=momentum, persistent=True),
-    )
+    return RBM(1, 16, 8, layer_settings(**USUAL, persistent=True))
 
 
 def autoencoder() -> Learner:
-    momentum = MomentumSchedule("0.9")
-    settings = layer_settings(
-        batch_size=20, learning_rate=0.1, momentum=momentum, tied=False, loss="cross-entropy"
-    )
-    return Autoencoder(1, 16, 8, settings)
+    return Autoencoder(1, 16, 8, layer_settings(**USUAL, tied=False, loss="cross-entropy"))
 
 
 def epoch(learner: Learner, X: np.ndarray, number: int) -> float:
