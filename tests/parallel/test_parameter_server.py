@@ -115,23 +115,9 @@ def test_a_replica_that_hangs_stalls_the_run():
         run.train(steps=5000)
 
 
-def test_turns_have_the_staleness_that_was_asked_for():
-    found = []
-
-    class Watched(ParameterServer):
-        def push(self, change, then, fetched):
-            push = super().push(change, then, fetched)
-            found.append(push.staleness)
-            return push
-
-    run = Fleet("serial", simulate_staleness=4, replicas=1)
-    run.fleet._server = Watched(run.parameters, WHOLE)
-    run.train()
-    assert found == [0, 1, 2, 3] + [4] * (STEPS - 4)
-
-
-def test_by_default_turns_are_as_stale_as_equal_speeds_make_them():
-    run = Fleet("serial", replicas=5)
+@pytest.mark.parametrize("own", [{"replicas": 5}, {"replicas": 1, "simulate_staleness": 4}])
+def test_turns_are_as_stale_as_equal_speeds_make_them_or_as_was_asked_for(own):
+    run = Fleet("serial", **own)
     run.train()
     assert [staleness for _, staleness in run.trained] == [0, 1, 2, 3] + [4] * (STEPS - 4)
 

@@ -225,9 +225,12 @@ TUNING = {
 
 
 @pytest.mark.parametrize("split", ["units", "examples"])
-@pytest.mark.parametrize("variant", TUNING)
+@pytest.mark.parametrize("variant", [*TUNING, "convolutions"])
 def test_replicas_of_fine_tuning_end_in_the_same_bits(bits, variant, split):
-    settings = TUNING[variant] | {"split": split, "shards": 3}
+    settings = TUNING.get(variant, {}) | {"split": split, "shards": 3}
+    if variant == "convolutions":
+        text = "1x4x4,conv:3x3,pool:2,6"
+        settings["stack"] = pretrain(bits, layers=text, epochs=1, batch_size=20)
     y = None if variant == "dropout" else np.arange(len(bits)) % 3
     sums = {tuned(bits, y, **settings, replicas=n).parameters_sha256 for n in (1, 2)}
     assert len(sums) == 1
@@ -268,16 +271,6 @@ def test_convolutions_train_below_layers_of_bfloat16(bits, model):
         assert 0 < away([own.weight], [other.weight]) < 10 * ROUNDING
     places = [{"runtime": runtime, "workers": workers} for runtime, workers in PLACES[:3]]
     assert len(sums_of(bits, [wanted | place for place in places])) == 1
-
-
-@pytest.mark.parametrize("split", ["units", "examples"])
-def test_networks_with_convolutions_are_tuned_in_it(bits, split):
-    stack = pretrain(bits, layers="1x4x4,conv:3x3,pool:2,6", epochs=1, batch_size=20)
-    settings = {"stack": stack, "split": split, "shards": 2}
-    y = np.arange(len(bits)) % 3
-    sums = {tuned(bits, y, **settings, replicas=n).parameters_sha256 for n in (1, 2)}
-    assert len(sums) == 1
-    assert tuned(bits, y, **settings, precision="float32").parameters_sha256 not in sums
 
 
 # ---------------------------------------------------------------------------------------- settings

@@ -21,12 +21,11 @@ from scheduleplay import (
     last_epochs,
     layer_plans,
     lockstep,
-    planned_reads,
     stops_after,
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads, lockstep_row
+from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads
 from syncpretrain.schedule.schedule import Past, Schedule, Train
 
 free = FREE["synchronized"]
@@ -244,20 +243,6 @@ def test_a_recorded_run_replays(plans, drain, slots, two, points):
     fixed = lambda plans: Fixed(recorded.reads)  # noqa: E731
     replayed, _ = played(plans, fixed, slots[1], two[1], points)
     assert replayed.reads == recorded.reads
-
-
-def test_a_drift_that_no_version_exceeds_is_as_without_refreshes():
-    plans = [LayerPlan(4), LayerPlan(2, 2), LayerPlan(3, 1)]
-    schedule, _ = played(by_drift(plans, 99.0), lockstep, 3, 0, 0)
-    none = [replace(plan, refresh_epochs=0) for plan in plans]
-    assert schedule.reads == planned_reads(none, lockstep_row)
-
-
-def test_a_drift_that_every_version_exceeds_is_as_always():
-    plans = [LayerPlan(4), LayerPlan(2, 2), LayerPlan(3, 1)]
-    schedule, _ = played(by_drift(plans, -1.0), lockstep, 3, 0, 0)
-    assert schedule.reads == planned_reads(plans, lockstep_row)
-    assert all(judgement.wakes for judgement in schedule.judged_since(0))
 
 
 def told(schedule: Schedule, distances: Sequence[float]) -> Reads:

@@ -53,17 +53,6 @@ def test_activations_of_training_and_validation_data_through_two_layers(versions
         np.testing.assert_array_equal(have, expected)
 
 
-def test_a_published_version_never_changes(versions):
-    for version in (1, 2, 3):
-        versions.publish(1, version, snapshot(1, version))
-    first = versions.activations(1, 1, 0, never)
-    copies = [x.copy() for x in first]
-    for version in (2, 3):
-        versions.activations(1, version, 0, never)
-    for have, copy in zip(versions.activations(1, 1, 0, never), copies, strict=True):
-        np.testing.assert_array_equal(have, copy)
-
-
 def test_never_more_than_three_buffers_and_freed_ones_are_used_again(versions):
     for version in (1, 2, 3):
         versions.publish(1, version, snapshot(1, version))

@@ -98,25 +98,6 @@ def test_a_wait_without_a_message_ends_at_its_deadline():
         assert runtime.wait(0.01) is None
 
 
-def test_the_first_failure_comes_first():
-    first_failed = threading.Event()
-
-    def fail(stop: Callable[[], bool]) -> None:
-        raise MemoryError("first")
-
-    def fail_later(stop: Callable[[], bool]) -> None:
-        assert first_failed.wait(WAIT)
-        raise ValueError("second")
-
-    with ThreadsRuntime([Staged(fail_later), Staged(fail)], never) as runtime:
-        runtime.submit(command(1))
-        runtime.submit(command(2))
-        message = runtime.wait(WAIT)
-        first_failed.set()
-        assert isinstance(message, Failed)
-        assert isinstance(message.error, MemoryError)
-
-
 def wait_for_stop(stop: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT
     while not stop():
@@ -138,16 +119,6 @@ def test_leaving_stops_and_joins_who_still_trains(error):
     except (RuntimeError, KeyboardInterrupt):
         pass
     assert library_threads() == []
-
-
-def test_a_request_to_stop_reaches_every_thread():
-    request = threading.Event()
-    with ThreadsRuntime([Staged(wait_for_stop), Staged(wait_for_stop)], request.is_set) as runtime:
-        runtime.submit(command(1))
-        runtime.submit(command(2))
-        request.set()
-        messages = [runtime.wait(WAIT), runtime.wait(WAIT)]
-        assert all(isinstance(message.error, Stopped) for message in messages)
 
 
 @pytest.mark.parametrize("failed", [False, True])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncpretrain.data.order import PassOrder
 from syncpretrain.workers.shared_memory import SharedSplits
 from syncpretrain.workers.streamed.inputs import Passes, RingSize, RingSource
 
@@ -85,12 +84,3 @@ def test_rings_in_shared_memory_are_one(shared):
 def test_rings_are_no_memory_for_others():
     rings = SIZE.on()
     assert SIZE.rings(rings) is rings
-
-
-@pytest.mark.parametrize("block", [0, 1, 7])
-def test_the_order_of_a_pass_is_that_of_its_minibatches(block):
-    order = PassOrder(50, 8, seed=3, number=2, block=block)
-    whole = order.rows()
-    assert sorted(whole) == list(range(50))
-    found = [PassOrder(50, 8, seed=3, number=2, block=block).minibatch(step) for step in range(7)]
-    np.testing.assert_array_equal(np.concatenate(found), whole)
