@@ -121,6 +121,16 @@ def test_leaving_stops_and_joins_who_still_trains(error):
     assert library_threads() == []
 
 
+def test_a_request_to_stop_reaches_every_thread():
+    request = threading.Event()
+    with ThreadsRuntime([Staged(wait_for_stop), Staged(wait_for_stop)], request.is_set) as runtime:
+        runtime.submit(command(1))
+        runtime.submit(command(2))
+        request.set()
+        messages = [runtime.wait(WAIT), runtime.wait(WAIT)]
+        assert all(isinstance(message.error, Stopped) for message in messages)
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_thread_that_does_not_end_is_told_and_does_not_hold_up_the_caller(failed):
     times = Timeouts(join=0.05)
