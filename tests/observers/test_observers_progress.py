@@ -1,4 +1,4 @@
-"""Progress: what the live lines and the plain lines say, and how often they are drawn."""
+"""Progress: what live and plain lines say, how often they are drawn, and what they forecast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from syncpretrain.events import (
     RunFinished,
     RunStarted,
 )
-from syncpretrain.observers.progress import PlainProgress, progress_observer
+from syncpretrain.observers.progress import Forecast, PlainProgress, progress_observer
 
 RUN = RunStarted(100.0, (784, 1000, 500), (4, 10), "synchronized", "lockstep", "threads", 2, 500)
 RESUMED = replace(RUN, past_reads=((0, 0, 0, 0), (1, 2)))
@@ -312,3 +312,54 @@ class TestWhatCannotBePrinted:
             asked = file.asked
             observer(Notice(103.0, "read me"))
             assert file.asked == asked > 0
+
+
+# Two layers of equal weights with 4 epochs each, and 100 examples.
+EQUAL = RunStarted(0.0, (10, 10, 10), (4, 4), "synchronized", "lockstep", "threads", 2, 100)
+
+
+def ended(time, layer, epoch, seconds):
+    return finished(time, layer, epoch, 0, seconds=seconds)
+
+
+class TestForecast:
+    def test_nothing_is_known_before_there_is_work(self):
+        forecast = Forecast(EQUAL)
+        assert (forecast.share, forecast.rate, forecast.seconds_left) == (0.0, None, None)
+
+    def test_a_layer_that_has_not_trained_is_as_fast_as_the_others(self):
+        forecast = Forecast(EQUAL)
+        forecast(EpochStarted(0.0, 1, 1, 0))
+        forecast(ended(2.0, 1, 1, 2.0))
+        assert forecast.share == 1 / 8
+        assert forecast.rate == 50.0
+        assert forecast.seconds_left == 8.0  # layer 2: 4 epochs of 2 s; layer 1: 3 of them
+
+    @pytest.mark.parametrize(("schedule", "workers"), [("greedy", 2), ("synchronized", 1)])
+    def test_one_layer_at_a_time_takes_the_sum(self, schedule, workers):
+        forecast = Forecast(replace(EQUAL, schedule=schedule, workers=workers))
+        forecast(ended(2.0, 1, 1, 2.0))
+        assert forecast.seconds_left == 14.0  # 7 epochs of 2 s
+
+    def test_a_running_epoch_counts_by_its_fraction(self):
+        forecast = Forecast(EQUAL)
+        forecast(EpochStarted(0.0, 1, 1, 0))
+        forecast(Progress(1.0, 1, 1, 0.5))
+        assert forecast.share == 1 / 16
+        assert forecast.seconds_left == 8.0
+
+    def test_a_resumed_run_is_as_fast_as_it_is_now(self):
+        forecast = Forecast(replace(EQUAL, past_reads=((0, 0), ())))
+        assert forecast.share == 2 / 8
+        forecast(ended(3.0, 1, 3, 3.0))
+        assert forecast.rate == pytest.approx(100 / 3)
+        assert forecast.seconds_left == 12.0
+
+    def test_a_layer_that_stops_early_is_done(self):
+        forecast = Forecast(EQUAL)
+        forecast(ended(1.0, 1, 1, 1.0))
+        forecast(ended(2.0, 2, 1, 1.0))
+        forecast(LayerFinished(2.0, 2))
+        forecast(LayerFinished(2.0, 1))
+        assert forecast.share == 1.0
+        assert forecast.seconds_left == 0.0
