@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from convolutionalruns import MODELS, driver
 from disturbedsteps import before_steps
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import notices_of
@@ -22,26 +23,21 @@ from syncpretrain.pretraining.build import build_learners
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.workers.streamed.pool import StreamPool
 
-DELAYS = (0.0, 0.4, 1.0, 2.5)
 
-
-def transcribed(bits, variant, delay) -> list[np.ndarray]:
-    """Return the weights after the definition: one minibatch after another, layer by layer.
+def assert_is_as_defined(run) -> None:
+    """Compare a run with the definition: one minibatch after another, layer by layer.
 
     Each layer is trained by its learner's own gradient, whose tests are elsewhere.
     """
-    options = {"epochs": 2, "batch_size": 30, "seed": 3, **VARIANTS[variant]}
-    settings = settings_from(LAYERS, **options).pretrain
-    learners = build_learners(settings)
-    scaled = streamed(bits, variant)
-    data = scaled._data.train
-    steps = -(-len(data) // 30)
-    delays = [round(i * delay * steps) for i in range(len(learners))]
+    settings, data = run.settings, run._data.train
+    learners, size = build_learners(settings), settings.batch_size
+    steps = -(-len(data) // size)
+    delays = [round(i * settings.delay * steps) for i in range(len(learners))]
     own = [n * steps for n in settings.epochs]
     last = max(d + n for d, n in zip(delays, own, strict=True))
     number = 0
     for number_of_pass in range(1, -(-last // steps) + 1):
-        for rows in minibatches(len(data), 30, seed=3, layer=1, epoch=number_of_pass):
+        for rows in minibatches(len(data), size, seed=3, layer=1, epoch=number_of_pass):
             number += 1
             x = data[rows]
             for i, learner in enumerate(learners):
@@ -55,7 +51,8 @@ def transcribed(bits, variant, delay) -> list[np.ndarray]:
                     learner.gradient(x, np.arange(len(x)), epoch=epoch, step=step)
                     learner.update(epoch=epoch)
                 x = means
-    return [learner.weight for learner in learners]
+    for layer, learner in zip(run.run().layers, learners, strict=True):
+        np.testing.assert_allclose(layer.weight, learner.weight, rtol=2e-3, atol=2e-5)
 
 
 def states_of(run):
@@ -66,15 +63,19 @@ def states_of(run):
     return states
 
 
-@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.0, 2.5])
 @pytest.mark.parametrize(
     "variant", [v for v in VARIANTS if not {"shards", "early_stopping"} & VARIANTS[v].keys()]
 )
 def test_it_computes_what_is_defined(bits, variant, delay):
-    found = streamed(bits, variant, delay=delay, runtime="serial").run()
-    expected = transcribed(bits, variant, delay)
-    for layer, weight in zip(found.layers, expected, strict=True):
-        np.testing.assert_allclose(layer.weight, weight, rtol=2e-3, atol=2e-5)
+    assert_is_as_defined(streamed(bits, variant, delay=delay, runtime="serial"))
+
+
+@pytest.mark.parametrize("delay", [0.0, 1.5])
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_so_do_convolutions(images, model, delay):
+    own = {"handoff": "minibatch", "delay": delay, "runtime": "serial", **MODELS[model]}
+    assert_is_as_defined(driver(images, **own))
 
 
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
