@@ -66,7 +66,8 @@ class Play:
     def __init__(self, memory: Memory, rng: random.Random, stops: Callable[[Train], bool]) -> None:
         self.memory, self.rng, self.stops = memory, rng, stops
         self.running: list[Train] = []
-        self.finished = 0
+        self.log: list[Train] = []
+        self.finished, self.slots = 0, len(memory.made)
 
     def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
         self.execute(commands)
@@ -93,6 +94,8 @@ class Play:
             else:
                 self.memory.train(command)
                 self.running.append(command)
+                self.log.append(command)
+        assert len(self.running) <= self.slots
 
 
 def play(
@@ -106,27 +109,12 @@ def play(
 
     ``stops`` says of an epoch whether the layer has learned enough with it.
     """
-    memory, running, log = Memory(depth), [], []
-
-    def execute(commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Release):
-                memory.free(command)
-                continue
-            memory.train(command)
-            running.append(command)
-            log.append(command)
-        assert len(running) <= slots
-        assert {c.layer for c in running} == set(schedule.training)
-
-    execute(schedule.begin())
-    while running:
-        command = running.pop(rng.randrange(len(running)))
-        memory.finish(command)
-        execute(schedule.finished(command.layer, stops=stops(command)))
+    run = Play(Memory(depth), rng, stops)
+    run.slots = slots
+    run.go(schedule, schedule.begin(), float("inf"))
     assert schedule.is_finished
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
-    return log
+    return run.log
 
 
 def planned_reads(plans: Sequence[LayerPlan], rule: Rule) -> Reads:

@@ -20,8 +20,7 @@ from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, rank_shares, step_on_ranks
-from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed import StreamedPretraining
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks.placement import RankShares, groups_of_layers
 
@@ -38,11 +37,10 @@ VARIANTS = {
 }
 
 
-def run(bits, *, layers=LAYERS, handoff="epoch", runtime="mpi", observers=(), **options):
+def run(bits, *, layers=LAYERS, handoff="epoch", runtime="mpi", **options):
     usual = {"epochs": 2, "batch_size": 30, "seed": 3, "handoff": handoff, "runtime": runtime}
     settings = settings_from(layers, **(usual | options)).pretrain
-    driver = Pretraining if handoff == "epoch" else StreamedPretraining
-    return driver(settings, bits, bits[:50], observers=observers)
+    return driver_for(settings, bits, bits[:50])
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from syncpretrain.errors import RunInterrupted, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import streamed as streaming
-from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed import StreamedPretraining
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import processes
@@ -39,15 +38,15 @@ class Run:
     def __init__(self, bits: np.ndarray, handoff: str, restarts: int = 9, **options: Any) -> None:
         usual = {"epochs": 3, "batch_size": 20, "seed": 3, "handoff": handoff, "workers": 3}
         self.options = usual | {"runtime": "processes"} | options
-        self.bits, self.handoff = bits, handoff
+        self.bits = bits
         self.messages: list[str] = []
         self.restarts = Restarts(restarts, self.messages.append)
 
     def driver(self, observers: Any = (), **other: Any) -> Any:
         settings = settings_from(LAYERS, **(self.options | other)).pretrain
-        kind = Pretraining if self.handoff == "epoch" else StreamedPretraining
         restarts = self.restarts if settings.runtime == "processes" else None
-        return kind(settings, self.bits, self.bits[:50], observers=observers, restarts=restarts)
+        own = {"observers": observers, "restarts": restarts}
+        return driver_for(settings, self.bits, self.bits[:50], **own)
 
     def sha256(self, **options: Any) -> str:
         found: str = self.driver(**options).run().parameters_sha256
