@@ -191,18 +191,28 @@ def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runt
     assert len(again.decisions) == len(wanted.decisions) - sum(done), "no epoch twice"
 
 
-@runs_of()
-def test_the_state_of_another_stack_is_refused(bits, runtime, handoff):
+def assert_state_is_refused(bits, runtime, handoff, layers, others) -> None:
     states: list[Any] = []
-    run = driver(bits, SERIAL, handoff, epochs=3)
+    run = driver(bits, SERIAL, handoff, layers=layers, epochs=3)
     run.save = lambda state, *, done, final: states.append(state())
     run.run()
-    told = "the state of layer [23] is of another layer"
+    told = "the state of layer [123] is of another layer"
     with runtime.around():
-        other = driver(bits, runtime, handoff, layers=(16, 12, 9, 5), epochs=3)
+        other = driver(bits, runtime, handoff, layers=others, epochs=3)
         other.resume = states[-1]
         with pytest.raises((CheckpointError, WorkerError), match=told):
             other.run()
+
+
+@runs_of()
+def test_the_state_of_another_stack_is_refused(bits, runtime, handoff):
+    assert_state_is_refused(bits, runtime, handoff, LAYERS, (16, 12, 9, 5))
+
+
+@pytest.mark.parametrize("others", ["conv:6x2,10,5", "conv:4x2,pool:3,10,5"])
+def test_so_is_that_of_another_convolution(bits, others):
+    own = "1x4x4,conv:4x2,10,5"
+    assert_state_is_refused(bits, SERIAL, "epoch", own, f"1x4x4,{others}")
 
 
 WAYS = {
