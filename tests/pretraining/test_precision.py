@@ -49,46 +49,34 @@ def sums_of(X, wanted) -> set[str]:
     return {pretrain(X, **(BASE | settings)).parameters_sha256 for settings in wanted}
 
 
-# -------------------------------------------------------------------------------------- gradients
+def made(kind, precision: str, **changed):
+    return kind(2, 23, 17, layer_settings(**(COMMON | changed), precision=precision))
 
 
-def autoencoder(precision: str, **changed) -> Autoencoder:
-    settings = layer_settings(**(COMMON | changed), precision=precision)
-    return Autoencoder(2, 23, 17, settings)
-
-
-def rbm(precision: str, **changed) -> RBM:
-    return RBM(2, 23, 17, layer_settings(**(COMMON | changed), precision=precision))
-
-
-LEARNERS = {  # what makes one, its settings, and its products one behind the other
-    "autoencoder": (autoencoder, {}, 4),
-    "untied": (autoencoder, {"tied": False, "loss": "squared"}, 4),
-    "linear": (
-        autoencoder,
-        {"hidden_units": "gaussian", "visible_units": "gaussian", "loss": "squared"},
-        4,
-    ),
-    "contractive": (autoencoder, {"contraction": 0.1}, 4),
-    "rbm of gaussian units": (rbm, {"hidden_units": "gaussian", "visible_units": "gaussian"}, 4),
+PRODUCTS = 4  # of a learner, one behind the other
+GAUSSIAN = {"hidden_units": "gaussian", "visible_units": "gaussian"}
+LEARNERS = {
+    "autoencoder": (Autoencoder, {}),
+    "untied": (Autoencoder, {"tied": False, "loss": "squared"}),
+    "linear": (Autoencoder, GAUSSIAN | {"loss": "squared"}),
+    "contractive": (Autoencoder, {"contraction": 0.1}),
+    "rbm of gaussian units": (RBM, GAUSSIAN),
 }
 
 
 @pytest.mark.parametrize("what", LEARNERS)
 def test_gradients_of_a_layer_are_those_of_float32_up_to_rounding(what):
-    make, settings, products = LEARNERS[what]
+    kind, own = LEARNERS[what]
     X = np.random.default_rng(1).random((8, 23), dtype=np.float32)
-    exact, found = (gradients(make(name, **settings), X) for name in ("float32", "bfloat16"))
-    assert 0 < away(found, exact) < 2 * products * ROUNDING
+    exact, found = (gradients(made(kind, name, **own), X) for name in ("float32", "bfloat16"))
+    assert 0 < away(found, exact) < 2 * PRODUCTS * ROUNDING
 
 
 def test_whole_numbers_train_alike_in_both_precisions():
     X = np.random.default_rng(1).integers(0, 2, (8, 23)).astype(np.float32)
-    linear = LEARNERS["linear"][1]
-    pair = (
-        gradients(autoencoder(name, **linear), X, whole=True) for name in ("float32", "bfloat16")
-    )
-    for exact, found in zip(*pair, strict=True):
+    kind, own = LEARNERS["linear"]
+    pair = [made(kind, name, **own) for name in ("float32", "bfloat16")]
+    for exact, found in zip(*(gradients(each, X, whole=True) for each in pair), strict=True):
         assert exact.any()
         np.testing.assert_array_equal(found, exact)
 
@@ -122,8 +110,7 @@ def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(kinds, loss,
 
 def test_a_network_multiplies_in_its_precision_and_leaves_the_chain():
     chain = make_chain(("relu", "relu", "gaussian"), dtype=np.float32)
-    made = network(chain, "bfloat16", loss="squared")
-    assert products_of(made) == {"matmul_bfloat16"}
+    assert products_of(network(chain, "bfloat16", loss="squared")) == {"matmul_bfloat16"}
     assert all(link.precision == "float32" for link in chain), "those given stay"
     assert products_of(network(chain, "float32", loss="squared")) == {"matmul"}
 
@@ -148,7 +135,7 @@ def test_a_compiled_step_has_the_bits_of_the_interpreted_one(shards, cd_steps):
     X = np.random.default_rng(3).random((40, 23), dtype=np.float32)
     both = []
     for run in (in_turn, interpreted):
-        learner = rbm("bfloat16", cd_steps=cd_steps)
+        learner = made(RBM, "bfloat16", cd_steps=cd_steps)
         step = step_for(learner, shards, "units")
         for number in range(4):
             rows = np.arange(number, number + 8)
@@ -156,9 +143,6 @@ def test_a_compiled_step_has_the_bits_of_the_interpreted_one(shards, cd_steps):
         both.append(learner.parameters)
     for one, other in zip(*both, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-# ------------------------------------------------------------------------------------- pretraining
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -196,9 +180,6 @@ def test_a_trained_stack_computes_in_float32(bits, tmp_path):
     np.testing.assert_allclose(stack.encode(bits), expected, rtol=1e-5)
 
 
-# ------------------------------------------------------------------------------------------ resume
-
-
 def test_a_folder_goes_on_in_its_precision(bits, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(RunInterrupted):
         stop_after(patch, 12)
@@ -207,9 +188,6 @@ def test_a_folder_goes_on_in_its_precision(bits, tmp_path, monkeypatch):
         pretrain(bits, **(BASE | {"precision": "float32"}), resume=tmp_path)
     found = pretrain(bits, **BASE, resume=tmp_path)
     assert found.parameters_sha256 == pretrain(bits, **BASE).parameters_sha256
-
-
-# -------------------------------------------------------------------------------------- fine-tuning
 
 
 def tuned(X, y=None, *, stack=None, **settings) -> Stack:
@@ -246,9 +224,6 @@ def test_a_tuned_stack_is_near_that_of_float32(bits):
     assert rough.info["finetune"][0]["precision"] == "bfloat16"
 
 
-# ---------------------------------------------------------------------------- layers of other kinds
-
-
 @pytest.mark.parametrize("persistent", [True, False])
 def test_products_of_sparse_rows_stay_those_of_float32(bits, persistent):
     """With persistent chains all products of a layer are sparse, else also its dense ones."""
@@ -271,9 +246,6 @@ def test_convolutions_train_below_layers_of_bfloat16(bits, model):
         assert 0 < away([own.weight], [other.weight]) < 10 * ROUNDING
     places = [{"runtime": runtime, "workers": workers} for runtime, workers in PLACES[:3]]
     assert len(sums_of(bits, [wanted | place for place in places])) == 1
-
-
-# ---------------------------------------------------------------------------------------- settings
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
@@ -305,7 +277,6 @@ def test_auto_is_bfloat16_where_it_was_measured_to_be_faster(bits, monkeypatch, 
     after = tuned(bits, precision="auto")
     assert after.info["finetune"][0]["precision"] == expected
     assert after.parameters_sha256 == tuned(bits, precision=expected).parameters_sha256
-    assert (
-        tuning_precision(FinetuneSettings(optimizer="cg", precision="auto"), "numpy") == "float32"
-    )
+    searching = FinetuneSettings(optimizer="cg", precision="auto")
+    assert tuning_precision(searching, "numpy") == "float32"
     assert resolve_precision("auto", "cupy") == "float32"
