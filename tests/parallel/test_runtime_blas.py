@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -24,6 +25,9 @@ CPU_MAX = "/sys/fs/cgroup/cpu.max"
 
 def limits() -> list[int]:
     return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
+
+
+needs_threads = pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has one thread here")
 
 
 @pytest.fixture(autouse=True)
@@ -54,19 +58,17 @@ def test_overlapping_equal_limits_of_two_threads_are_restored_by_the_last():
             entered.set()
             leave.wait(20)
 
-    thread = threading.Thread(target=other)
-    with blas_limit(1):
-        thread.start()
-        assert entered.wait(20)
-    assert set(limits()) == {1}, "the first to come left first"
-    leave.set()
-    thread.join(20)
+    with ThreadPoolExecutor(1) as pool:
+        with blas_limit(1):
+            pool.submit(other)
+            assert entered.wait(20)
+        assert set(limits()) == {1}, "the first to come left first"
+        leave.set()
 
 
 def in_thread(function) -> None:
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join(20)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result(20)
 
 
 def test_a_run_that_is_over_leaves_the_limit_free_for_any_thread():
@@ -84,7 +86,7 @@ def test_a_run_that_is_over_leaves_the_limit_free_for_any_thread():
     assert seen == [[1] * len(before), before]
 
 
-@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+@needs_threads
 def test_a_limit_within_one_that_the_caller_set_itself():
     with threadpool_limits(2, user_api="blas"):
         with blas_limit(1):
@@ -92,7 +94,7 @@ def test_a_limit_within_one_that_the_caller_set_itself():
         assert set(limits()) == {2}
 
 
-@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+@needs_threads
 def test_a_limit_that_another_thread_holds_through_threadpoolctl_is_told():
     refused = []
 
@@ -153,7 +155,7 @@ def interrupted(module, number: int):
         sys.settrace(found)
 
 
-@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+@needs_threads
 def test_an_interrupt_at_any_step_of_entering_leaves_no_limit():
     before = limits()
     for number in range(1000):
@@ -171,7 +173,7 @@ def test_an_interrupt_at_any_step_of_entering_leaves_no_limit():
     assert 20 < number < 999, "each line was interrupted once"
 
 
-@pytest.mark.skipif(set(limits()) == {1}, reason="BLAS has only one thread here")
+@needs_threads
 def test_an_interrupt_at_any_step_of_leaving_restores_what_was_found():
     before = limits()
     for number in range(1, 1000):  # line 0 is the try statement, which protects all others

@@ -6,6 +6,7 @@ Nothing is torn or lost, and every failure is told.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -194,15 +195,12 @@ class TestWindows:
                 transports[0].send(transport.rank, (1, "go"), None)
                 assert transport.take((1, "go"), WAIT) is not None
 
-            def work(windows):
+            def work(own):
                 for _ in range(times):
-                    windows.add("w", 0, 0, np.ones(size, np.float32))
+                    own.windows.add("w", 0, 0, np.ones(size, np.float32))
 
-            threads = [threading.Thread(target=work, args=(own.windows,)) for own in transports]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(WAIT)
+            with ThreadPoolExecutor(len(transports)) as pool:
+                list(pool.map(work, transports, timeout=WAIT))
             found = np.empty(size, np.float32)
             transports[0].windows.get("w", 0, 0, found)
             transports[0].windows.close("w")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -56,20 +57,9 @@ def groups(size, **options):
 
 def on_each(own, work):
     """Return what each rank of a group returns, or raises."""
-    found = [None] * len(own)
-
-    def call(i):
-        try:
-            found[i] = work(own[i])
-        except BaseException as error:
-            found[i] = error
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(own))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    return found
+    with ThreadPoolExecutor(len(own)) as pool:
+        calls = [pool.submit(work, group) for group in own]
+        return [call.exception(WAIT) or call.result() for call in calls]
 
 
 @pytest.fixture(scope="module")

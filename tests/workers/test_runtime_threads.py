@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -108,16 +109,15 @@ def wait_for_stop(stop: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 def test_leaving_stops_and_joins_who_still_trains(error):
     workers = [Staged(wait_for_stop), Staged(wait_for_stop), Staged()]
-    runtime = ThreadsRuntime(workers, never)
-    try:
-        with runtime:
-            runtime.submit(command(1))
-            runtime.submit(command(2))
-            assert all(worker.began.wait(WAIT) for worker in workers[:2])
-            if error is not None:
-                raise error
-    except (RuntimeError, KeyboardInterrupt):
-        pass
+    with (
+        pytest.raises(error) if error else nullcontext(),
+        ThreadsRuntime(workers, never) as runtime,
+    ):
+        runtime.submit(command(1))
+        runtime.submit(command(2))
+        assert all(worker.began.wait(WAIT) for worker in workers[:2])
+        if error is not None:
+            raise error
     assert library_threads() == []
 
 
@@ -166,14 +166,11 @@ def test_threads_that_started_end_when_another_cannot_start(monkeypatch):
 
 
 def test_a_thread_ends_when_its_caller_is_gone():
-    made: list[ThreadsRuntime] = []
-    times = Timeouts(sleep=0.01)
-    caller = threading.Thread(
-        target=lambda: made.append(ThreadsRuntime([Staged()], never, times).__enter__())
-    )
+    runtime = ThreadsRuntime([Staged()], never, Timeouts(sleep=0.01))
+    caller = threading.Thread(target=runtime.__enter__)
     caller.start()
     caller.join(WAIT)
-    made[0].threads.links[0].thread.join(WAIT)
+    runtime.threads.links[0].thread.join(WAIT)
     assert library_threads() == []
 
 
