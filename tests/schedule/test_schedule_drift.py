@@ -264,14 +264,8 @@ def test_drift_adds_up():
     schedule = Schedule(plans, lockstep(plans), slots=2)
     assert told(schedule, places)[1] == (1, 4, 9)
     asleep = [j for j in schedule.judged_since(0) if not j.wakes]
-    assert [(j.since, j.version) for j in asleep] == [
-        (1, 2),
-        (1, 3),
-        (4, 5),
-        (4, 6),
-        (4, 7),
-        (4, 8),
-    ]
+    judged = [(j.since, j.version) for j in asleep]
+    assert judged == [(1, 2), (1, 3), (4, 5), (4, 6), (4, 7), (4, 8)]
     assert asleep[0].drift == pytest.approx(0.2)
     assert (asleep[0].layer, asleep[0].least) == (2, LEAST)
 
