@@ -33,19 +33,8 @@ def tuned(**settings):
     return finetune(normal_stack((8, 6, 4), scale=0.5), X, y, **given)
 
 
-RUN = {
-    "schedule": "async",
-    "runtime": "serial",
-    "replicas": 2,
-    "finetune": {
-        "objective": "reconstruction",
-        "epochs": 3,
-        "schedule": "async",
-        "runtime": "serial",
-        "replicas": 2,
-    },
-    "run": {"checkpoint_every": "1"},
-}
+TURNS = {"schedule": "async", "runtime": "serial", "replicas": 2}
+TUNING = {"objective": "reconstruction", "epochs": 3, **TURNS}
 
 
 def close(one, other):
@@ -264,7 +253,7 @@ class TestRuns:
         ("kind", "number"), [(EpochFinished, 1), (EpochFinished, 3), (FinetuneEpochFinished, 2)]
     )
     def test_a_run_that_died_goes_on_to_the_same_bits(self, bits, tmp_path, handoff, kind, number):
-        settings = settings_on(tmp_path, bits, LAYERS, handoff=handoff, **RUN)
+        settings = settings_on(tmp_path, bits, LAYERS, handoff=handoff, finetune=TUNING, **TURNS)
         whole = train_run(settings, out=tmp_path / "whole")
         assert whole["schedule"] == "async"
         folder = died(settings, tmp_path / "died", kind, number)

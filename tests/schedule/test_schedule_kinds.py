@@ -1,4 +1,4 @@
-"""Every kind of schedule of the table, wherever one is accepted; the kind in rounds by its reads."""
+"""Every kind of schedule of the table, wherever one is accepted; and the reads in rounds."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ WANTED = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2, "runtim
 LONG = 100_000
 WAIT = 20.0
 HANDOFFS = pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+PROGRAM = {"capture_output": True, "text": True, "timeout": 60}
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 
 
@@ -217,15 +218,8 @@ def test_a_script_without_a_guard_runs_once(tmp_path, way):
     file = tmp_path / "guardless.py"
     file.write_text(code)
     arguments = {"file": [str(file)], "-c": ["-c", code], "stdin": ["-"]}[way]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=code if way == "stdin" else "",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=tmp_path,
-    )
+    how = {"input": code if way == "stdin" else "", "check": True}
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, **PROGRAM, **how)
     assert done.stdout.count("RunStarted") == 1
     assert done.stdout.count("RunFinished") == 1
     assert done.stderr == ""
@@ -236,14 +230,8 @@ def test_the_command_line_has_it(tmp_path):
     (tmp_path / "numpy.py").write_text("raise ImportError('not from the working folder')")
     program = Path(sys.executable).with_name("syncpretrain")
     command = [program, "train", "--data", "x.npy", "--layers", "16,8,4", "--epochs", "1"]
-    done = subprocess.run(
-        [*command, "--runtime", "processes", "--batch-size", "20", "--quiet", "--out", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command += ["--runtime", "processes", "--batch-size", "20", "--quiet", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, **PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
     assert 'runtime = "processes"' in (tmp_path / "run" / "config.toml").read_text()
 

@@ -130,15 +130,8 @@ def test_a_run_holds_at_most_three_activations_and_five_snapshots(bits, monkeypa
             most["held"] = max(most["held"], *map(len, self._held))
 
     monkeypatch.setattr(Versions, "publish", watched)
-    pretrain(
-        bits,
-        layers=(16, 12, 8, 4),
-        epochs=(6, 3, 5),
-        refresh_epochs=(0, 1, 2),
-        batch_size=20,
-        pace=pace,
-        workers=workers,
-    )
+    own = {"layers": (16, 12, 8, 4), "epochs": (6, 3, 5), "refresh_epochs": (0, 1, 2)}
+    pretrain(bits, batch_size=20, pace=pace, workers=workers, **own)
     assert 1 <= most["allocated"] <= 3
     assert 1 <= most["held"] <= 5
 
