@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing, contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,15 +30,12 @@ def run_in_order(run, shards, steps):
     """Run steps of four phases; every shard of each is worked once, and no phase too early."""
     done, early = np.zeros((4, shards), dtype=int), []
 
-    def phase(number):
-        def work(shard):
-            if number and (done[number - 1] != step + 1).any():
-                early.append((number, shard))
-            done[number, shard] += 1
+    def work(number, shard):
+        if number and (done[number - 1] != step + 1).any():
+            early.append((number, shard))
+        done[number, shard] += 1
 
-        return work
-
-    phases = [phase(number) for number in range(4)]
+    phases = [partial(work, number) for number in range(4)]
     for step in range(steps):
         run(phases)
         assert (done == step + 1).all()
@@ -101,15 +99,12 @@ def test_a_team_that_was_never_needed_has_no_threads():
 def test_a_failure_of_any_member_is_raised_and_ends_the_team(culprit, where):
     worked = []
 
-    def phase(number):
-        def work(shard):
-            worked.append((number, shard))
-            if (number, shard) == (where, culprit):
-                raise ZeroDivisionError("in a shard")
+    def work(number, shard):
+        worked.append((number, shard))
+        if (number, shard) == (where, culprit):
+            raise ZeroDivisionError("in a shard")
 
-        return work
-
-    phases = [phase(number) for number in range(4)]
+    phases = [partial(work, number) for number in range(4)]
     with closing(WorkerPool(3, "test-pool")) as pool:
         with pytest.raises(ZeroDivisionError, match="in a shard"):
             pool.run(phases, 3, 3)
