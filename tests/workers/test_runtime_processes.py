@@ -153,8 +153,6 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
             while (message := runtime.wait(0.05)) is None:
                 assert time.monotonic() < deadline
         assert "layer 2 failed before its first epoch" in str(message.failure())
-        for end in ends:
-            end.close()
     finally:
         for end in ends:
             end.close()
