@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.schedule.kinds import (
@@ -141,6 +143,24 @@ layer_plans = st.lists(
 )
 last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)  # when layers stop
 NEVER = (9,) * 5
+PARTS = {
+    "plans": layer_plans,
+    "pace": st.sampled_from(PACES),
+    "last": last_epochs,
+    "slots": st.integers(1, 6),
+    "cuts": st.lists(st.integers(0, 12), min_size=3, max_size=3),  # steps between interruptions
+    "drain": st.booleans(),
+    "seed": st.integers(0, 2**32),
+    "points": st.integers(0, 99),
+}
+# Of one run after another.
+two_slots, two_seeds = (st.tuples(PARTS[name], PARTS[name]) for name in ("slots", "seed"))
+many_slots = st.lists(PARTS["slots"], min_size=2, max_size=4)
+
+
+def drawn(names: str, **others: st.SearchStrategy[Any]) -> Callable[..., Any]:
+    """Draw parts of a schedule and of how it is played, and others."""
+    return given(**{name: PARTS[name] for name in names.split()}, **others)
 
 
 def stops_after(last: Sequence[int]) -> Callable[[Train], bool]:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduleplay import (
     NEVER,
-    PACES,
+    drawn,
     free,
     in_pairs,
     last_epochs,
@@ -18,6 +18,8 @@ from scheduleplay import (
     play,
     shortened,
     stops_after,
+    two_seeds,
+    two_slots,
 )
 
 from syncpretrain.errors import ScheduleError, SettingsError
@@ -34,14 +36,7 @@ from syncpretrain.schedule.schedule import Schedule, Train
 
 
 @pytest.mark.parametrize("stops_early", [False, True])
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    drain=st.booleans(),
-    last=last_epochs,
-    slots=st.integers(1, 6),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace drain last slots seed")
 @example(
     plans=[LayerPlan(4), LayerPlan(1, refresh_epochs=2), LayerPlan(1)],
     pace=lockstep,
@@ -66,13 +61,7 @@ def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, last, slots,
 
 
 @pytest.mark.parametrize("stops_early", [False, True])
-@given(
-    plans=layer_plans,
-    drain=st.booleans(),
-    last=last_epochs,
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
-)
+@drawn("plans drain last", slots=two_slots, seeds=two_seeds)
 def test_a_free_run_replays_under_any_timing(plans, drain, last, slots, seeds, stops_early):
     """Layers that stopped early stop again where the reads end."""
     stops = stops_after(last if stops_early else NEVER)
@@ -179,12 +168,10 @@ def test_refreshes_on_refreshes_beyond_measure_are_refused():
 class TestStops:
     """Layers that have learned enough before their stipulated epochs are over."""
 
-    @given(
-        plans=layer_plans,
+    @drawn(
+        "plans slots seed",
         rule=st.sampled_from([lockstep_row, greedy_row, in_pairs]),
         last=last_epochs | st.just(NEVER),
-        slots=st.integers(1, 6),
-        seed=st.integers(0, 2**32),
     )
     def test_planned_reads_are_those_of_the_shortened_plans(self, plans, rule, last, slots, seed):
         schedule = Schedule(plans, Planned(plans, rule), slots=slots)

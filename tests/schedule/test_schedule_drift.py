@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example
 from hypothesis import strategies as st
 from scheduleplay import (
     FREE,
@@ -17,11 +17,13 @@ from scheduleplay import (
     PACES,
     Memory,
     Play,
+    drawn,
     greedy,
-    last_epochs,
-    layer_plans,
     lockstep,
+    many_slots,
     stops_after,
+    two_seeds,
+    two_slots,
 )
 
 from syncpretrain.errors import ScheduleError
@@ -87,15 +89,9 @@ def played(
     return schedule, run
 
 
-seeds = st.integers(0, 2**32)
-
-
-@given(
-    plans=layer_plans,
+@drawn(
+    "plans slots seed points",
     pace=st.sampled_from([partial(p, drain=drain) for p in PACES for drain in (True, False)]),
-    slots=st.integers(1, 6),
-    seed=seeds,
-    points=st.integers(0, 99),
 )
 def test_every_run_ends_and_reads_nothing_freed(plans, pace, slots, seed, points):
     plans = by_drift(plans)
@@ -117,14 +113,11 @@ def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: La
 
 
 @pytest.mark.parametrize("stops_early", [False, True])
-@given(
-    plans=layer_plans,
+@drawn(
+    "plans drain last points",
     pace=st.sampled_from(list(KNOWN.values())),
-    drain=st.booleans(),
-    last=last_epochs,
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    two=st.tuples(seeds, seeds),
-    points=st.integers(0, 99),
+    slots=two_slots,
+    two=two_seeds,
 )
 @example(
     plans=[LayerPlan(4), LayerPlan(2), LayerPlan(1, refresh_epochs=1)],
@@ -153,7 +146,7 @@ def said(schedule: Schedule) -> list[object]:
     return sorted(schedule.judged_since(0), key=lambda j: (j.layer, j.version))
 
 
-@given(plans=layer_plans, slots=st.integers(1, 6), seed=seeds, points=st.integers(0, 99))
+@drawn("plans slots seed points")
 def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
     plans, slots, seed, points
 ):
@@ -175,15 +168,7 @@ def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
         assert [j.version for j in schedule.judged_since(0) if j.layer == i + 1] == judged
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
-    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
-    seed=seeds,
-    points=st.integers(0, 99),
-)
+@drawn("plans pace last cuts seed points", slots=many_slots)
 def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, seed, points):
     plans = by_drift(plans)
     run = Drifting(plans, seed, points, last)
@@ -204,14 +189,7 @@ def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, se
         assert schedule.reads == whole.reads
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.integers(1, 6),
-    seed=seeds,
-    points=st.integers(0, 99),
-)
+@drawn("plans pace last slots seed points")
 def test_a_worker_need_keep_only_what_its_last_command_named(
     plans, pace, last, slots, seed, points
 ):
@@ -231,13 +209,7 @@ def test_a_worker_need_keep_only_what_its_last_command_named(
     run.go(schedule, schedule.begin(), float("inf"))
 
 
-@given(
-    plans=layer_plans,
-    drain=st.booleans(),
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    two=st.tuples(seeds, seeds),
-    points=st.integers(0, 99),
-)
+@drawn("plans drain points", slots=two_slots, two=two_seeds)
 def test_a_recorded_run_replays(plans, drain, slots, two, points):
     recorded, _ = played(by_drift(plans), partial(free, drain=drain), slots[0], two[0], points)
     fixed = lambda plans: Fixed(recorded.reads)  # noqa: E731

@@ -8,9 +8,8 @@ from functools import partial
 from typing import get_args, get_type_hints
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
-from scheduleplay import layer_plans, planned_reads, play, shortened, stops_after
+from scheduleplay import drawn, planned_reads, play, shortened, stops_after
 
 from syncpretrain import pretrain
 from syncpretrain.cli.compare import command as compare_command
@@ -126,38 +125,26 @@ def test_reads_in_pairs(plans, drain, reads):
     assert rounds_reads(plans, group_size=2, drain=drain) == reads
 
 
-@given(plans=layer_plans, drain=st.booleans())
+@drawn("plans drain")
 def test_groups_of_all_layers_read_in_lockstep(plans, drain):
     for size in (len(plans), len(plans) + 1):
         reads = rounds_reads(plans, group_size=size, drain=drain)
         assert reads == planned_reads(plans, partial(lockstep_row, drain=drain))
 
 
-@given(plans=layer_plans, drain=st.booleans())
+@drawn("plans drain")
 def test_groups_of_one_layer_read_like_greedy(plans, drain):
     assert rounds_reads(plans, group_size=1, drain=drain) == planned_reads(plans, greedy_row)
 
 
-@given(
-    plans=layer_plans,
-    group_size=group_sizes,
-    last=last_epochs,
-    slots=st.integers(1, 6),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans last slots seed", group_size=group_sizes)
 def test_reads_do_not_depend_on_timing_or_slots(plans, group_size, last, slots, seed):
     schedule = in_rounds(plans, group_size, slots)
     play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
     assert schedule.reads == rounds_reads(shortened(plans, last), group_size=group_size)
 
 
-@given(
-    plans=layer_plans,
-    group_size=group_sizes,
-    drain=st.booleans(),
-    slots=st.integers(1, 6),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans drain slots seed", group_size=group_sizes)
 def test_a_round_begins_when_the_one_before_has_ended(plans, group_size, drain, slots, seed):
     schedule = in_rounds(plans, group_size, slots, drain=drain)
     log = play(schedule, len(plans), slots, random.Random(seed))

@@ -6,18 +6,16 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from scheduleplay import (
-    PACES,
     Memory,
     Play,
+    drawn,
     free,
     greedy,
     in_pairs,
-    last_epochs,
-    layer_plans,
     lockstep,
+    many_slots,
     planned_reads,
     rounds,
     shortened,
@@ -50,14 +48,7 @@ class Interrupted(Play):
         self.running = []
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
-    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace last cuts seed", slots=many_slots)
 def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, cuts, seed):
     depth = len(plans)
     run = Interrupted(Memory(depth), random.Random(seed), stops_after(last))
@@ -80,14 +71,7 @@ def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, 
         assert schedule.reads == planned_reads(shortened(plans, last), RULES[pace])
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.integers(1, 6),
-    steps=st.integers(0, 40),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace last slots seed", steps=st.integers(0, 40))
 def test_with_the_same_slots_only_begun_epochs_are_issued(plans, pace, last, slots, steps, seed):
     run = Interrupted(Memory(len(plans)), random.Random(seed), stops_after(last))
     schedule = Schedule(plans, pace(plans), slots=slots)
@@ -126,12 +110,10 @@ def retained(past: Past) -> set[tuple[int, int]]:
     return kept
 
 
-@given(
-    plans=layer_plans,
+@drawn(
+    "plans slots seed",
     pace=st.sampled_from([lockstep, greedy, rounds, free]),
-    slots=st.integers(1, 6),
     interruptions=st.floats(0, 0.5),
-    seed=st.integers(0, 2**32),
 )
 def test_a_run_keeps_the_versions_held_and_those_below_them(
     plans, pace, slots, interruptions, seed
