@@ -126,7 +126,7 @@ def test_one_process_can_be_two_workers():
         ("return", r"has left"),
     ],
 )
-def test_ways_to_go(way, text, capfd):
+def test_ways_to_go(way, text):
     with GradientAverager([(40,)], shards=2, workers=2, timeout=START_SECONDS) as averager:
         with processes(averager, [1], leave_by, way) as (process,):
             with pytest.raises(AveragingError) as caught:

@@ -169,7 +169,7 @@ def test_layers_hand_their_means_up_in_the_precision_of_training(bits, model):
     assert Stack(tuple(layers)).parameters_sha256 == stack.parameters_sha256
 
 
-def test_a_trained_stack_computes_in_float32(bits, tmp_path):
+def test_a_trained_stack_computes_in_float32(bits):
     stack = pretrain(bits, **BASE)
     assert {layer.precision for layer in stack.layers} == {"float32"}
     assert stack.info["pretrain"]["precision"] == "bfloat16"

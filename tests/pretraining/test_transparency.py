@@ -67,7 +67,7 @@ def test_an_argument_of_another_type_is_refused(train, wrong, message):
         train(**wrong)
 
 
-def test_validation_data_changes_no_parameter(train, bits):
+def test_validation_data_changes_no_parameter(train):
     history, held_out = History(), np.random.default_rng(0).random((37, 16))
     with_it = train(validation=held_out, observers=[history])
     assert with_it.parameters_sha256 == train().parameters_sha256
@@ -93,7 +93,7 @@ def test_greedy_equals_training_layer_by_layer_by_hand(train, bits):
     assert Stack(tuple(layers)).parameters_sha256 == stack.parameters_sha256
 
 
-def test_the_data_is_not_written_to(train, bits):
+def test_the_data_is_not_written_to(bits):
     copy = bits.copy()
     pretrain(copy, layers=LAYERS, epochs=2, batch_size=15)
     np.testing.assert_array_equal(copy, bits)

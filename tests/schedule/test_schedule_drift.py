@@ -74,8 +74,8 @@ class Drifting(Play):
         self.running = []
 
 
-def by_drift(plans: Sequence[LayerPlan], least: float = LEAST) -> list[LayerPlan]:
-    return [replace(plan, least_drift=least) for plan in plans]
+def by_drift(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+    return [replace(plan, least_drift=LEAST) for plan in plans]
 
 
 def played(

@@ -90,7 +90,6 @@ def test_what_a_kind_lacks_is_refused(name):
 
 
 group_sizes = st.integers(1, 6)
-last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)
 
 
 def in_rounds(

@@ -73,7 +73,7 @@ def in_processes(worker_factories: Sequence[WorkerFactory], versions: Versions) 
     return ProcessesRuntime(run)
 
 
-def test_progress_is_told_across_processes(bits):
+def test_progress_is_told_across_processes():
     shares = []
 
     def observe(event: Event) -> None:
