@@ -1,4 +1,4 @@
-"""Ranks: their place in a job, messages between them, and how the loss of one is noticed."""
+"""Ranks: their place in a job, messages and bells between them, how the loss of one is noticed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import re
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from _links import Link, emulate
+from hypothesis import given
+from hypothesis import strategies as st
 from localengines import local_engines
 
-from syncpretrain.cluster import job
+from syncpretrain.cluster import job, transport
 from syncpretrain.cluster.engine import APART_BYTES, pack, sizes_in, unpack
 from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
-from syncpretrain.cluster.mpi import import_mpi
-from syncpretrain.cluster.transport import Beat, Peers, Transport
+from syncpretrain.cluster.mpi import MARK_BYTES, Bells, import_mpi, machine_mark
+from syncpretrain.cluster.transport import Beat, Naps, Peers, Transport
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.barrier import ended
 from syncpretrain.parallel.timeouts import Timeouts
@@ -287,3 +290,122 @@ def test_what_to_install_is_said_without_mpi4py(monkeypatch):
     told = r"runtime: got mpi, which needs mpi4py .* pip install 'syncpretrain\[mpi\]' mpich$"
     with pytest.raises(SettingsError, match=told):
         import_mpi()
+
+
+needs_bells = pytest.mark.skipif(not any(machine_mark()), reason="needs sockets without files")
+
+
+def look(own, now, **found):
+    usual = {"moved": False, "rings": False, "is_eager": False, "is_sending": False}
+    return own.after(now, **(usual | found))
+
+
+def test_naps_grow_until_something_moves():
+    own = Naps(now=0.0)
+    assert [look(own, 0.0) / transport.SHORTEST_NAP for _ in range(3)] == [2, 4, 8]
+    for _ in range(10):
+        longest = look(own, 0.4)
+    assert longest == transport.LONGEST_NAP
+    assert look(own, 0.6) == 2 * transport.LONGEST_NAP, "nothing has moved for half a second"
+    for _ in range(10):
+        longest = look(own, 0.7)
+    assert longest == transport.IDLE_NAP
+    assert look(own, 0.8, is_sending=True) == transport.LONGEST_NAP, "for what is on its way"
+    assert look(own, 0.9, moved=True) == transport.SHORTEST_NAP
+    for _ in range(10):
+        longest = look(own, 0.9, is_eager=True)
+    assert longest == transport.EAGER_NAP
+
+
+def test_where_a_bell_rings_naps_are_longer():
+    own = Naps(now=0.0)
+    assert look(own, 0.1, moved=True, rings=True) == transport.LONGEST_NAP
+    for _ in range(10):
+        longest = look(own, 0.2, rings=True)
+    assert longest == transport.RESTING_NAP
+    assert look(own, 0.1, moved=True, rings=True, is_sending=True) == transport.SENDING_NAP
+    own.wake()
+    assert look(own, 0.2, rings=True) == transport.SHORTEST_NAP, "it may come in a moment"
+
+
+@given(st.lists(st.tuples(*[st.booleans()] * 5), max_size=40))
+def test_no_nap_is_longer_than_a_rank_may_be_deaf(looks):
+    own, now = Naps(now=0.0), 0.0
+    for moved, rings, is_eager, is_sending, wakes in looks:
+        if wakes:
+            own.wake()
+        found = {"moved": moved, "rings": rings, "is_eager": is_eager, "is_sending": is_sending}
+        nap = look(own, now, **found)
+        assert transport.SHORTEST_NAP <= nap <= transport.RESTING_NAP
+        assert nap <= transport.LONGEST_NAP or not is_sending
+        now += nap
+
+
+@needs_bells
+def test_a_bell_ends_a_wait_however_long_it_is():
+    first, second = (Bells(b"job", rank, {0, 1}) for rank in range(2))
+    try:
+        assert not first.wait(0.0)
+        second.ring(0)
+        second.ring(0)
+        assert first.wait(WAIT)
+        assert not first.wait(1e-3), "it was heard once, and for all"
+        first.ring(0)
+        assert first.wait(WAIT), "one's own"
+        for _ in range(1000):
+            first.ring(1)  # which does not wait until it is heard
+        assert second.wait(WAIT)
+    finally:
+        first.close()
+        second.close()
+    first.ring(1)  # which has left
+    second.ring(0)
+
+
+@needs_bells
+def test_bells_of_other_jobs_and_machines_are_not_heard():
+    own, other, far = Bells(b"one", 0, {0, 1}), Bells(b"two", 1, {0, 1}), Bells(b"one", 1, {1})
+    try:
+        other.ring(0)
+        far.ring(0)
+        assert not own.wait(1e-3)
+    finally:
+        for bells in (own, other, far):
+            bells.close()
+
+
+def test_the_mark_of_a_machine_is_the_same_again():
+    assert machine_mark() == machine_mark()
+    assert len(machine_mark()) == MARK_BYTES
+
+
+def test_an_engine_that_was_woken_before_does_not_wait():
+    first, second = local_engines(2)
+    first.wake()
+    assert first.wait(WAIT)
+    assert not first.wait(0.0)
+    second.start(0, [b"envelope"])
+    assert first.wait(WAIT)
+    assert first.take_arrived() == [(1, [bytearray(b"envelope")])]
+
+
+def test_who_sends_wakes_a_rank_that_would_sleep_for_long(monkeypatch):
+    """Each of many messages is waited for, so that both ranks rest before each."""
+    monkeypatch.setattr(transport, "RESTING_NAP", 4 * WAIT)
+    with transports(2) as ranks:
+        for i in range(50):
+            ranks[0].send(1, PORT, np.full(1 << 15, i, dtype=np.float32))
+            assert ranks[1].take(PORT, WAIT)[1][0] == i
+            ranks[1].send(0, PORT, i)
+            assert ranks[0].take(PORT, WAIT)[1] == i
+        assert all(rank.close() for rank in ranks)
+
+
+def test_a_message_ends_only_the_wait_at_its_own_port():
+    with transports(2) as (first, second), ThreadPoolExecutor(2) as pool:
+        names = ["one", "other"]
+        found = [pool.submit(second.take, (1, name), WAIT) for name in names]
+        for name in reversed(names):
+            first.send(1, (1, name), name)
+        assert [take.result(WAIT) for take in found] == [(0, name) for name in names]
+        assert first.close() and second.close()

@@ -46,7 +46,9 @@ own.send(sys.stdin.readline().strip().encode())
 def watching():
     """A witness in this process, and the end of the pipe to which names are written."""
     reads, writes = os.pipe()
-    own = witness.Witness(f"syncpretrain-{secrets.token_hex(8)}", reads)
+    name = f"syncpretrain-{secrets.token_hex(8)}"
+    own = witness.Witness(name, reads)
+    own.address = f"@{name}"
     try:
         yield own, writes
     finally:
@@ -57,15 +59,10 @@ def watching():
         os.close(writes)
 
 
-def speaker(own: witness.Witness) -> subprocess.Popen[str]:
+def speaker(address: str) -> subprocess.Popen[str]:
     """A process that connects to the witness, and sends it the line that is written to it."""
-    address = own._listener.getsockname()[1:].decode()
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", SEEN, f"@{address}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-I", "-S", "-c", SEEN, address.replace("\0", "@")]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @needs_pidfd
@@ -75,15 +72,7 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     own = job.Witness(job.new_address())
     # Connects as soon as the witness listens.
     job.be_seen(own.address)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", SEEN, own.address.replace("\0", "@")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
+    processes = [speaker(own.address) for _ in range(2)]
     for name, process, word in zip(("first", "second"), processes, ("l", last), strict=True):
         own.watch(process.pid, name)
         process.stdout.readline()
@@ -126,7 +115,7 @@ def test_the_witness_adds_how_to_go_on(known, capfd):
 def test_a_word_behind_the_first_look_explains_an_end(word, said):
     """A poll reads one descriptor after the other: the first one missed the word."""
     with watching() as (own, names):
-        process = speaker(own)
+        process = speaker(own.address)
         process.communicate(f"{word}\n", timeout=WAIT)
         own._names[process.pid] = "second"
         own._missed.append(process.pid)
@@ -149,7 +138,7 @@ def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
     """Both are seen in one look: the second could not communicate with the first any more."""
     with watching() as (own, _):
         for name, word in (("first", ""), ("second", "a")):
-            process = speaker(own)
+            process = speaker(own.address)
             process.communicate(f"{word}\n", timeout=WAIT)
             own._names[process.pid] = name
         assert own.wait() == "first was killed or has crashed"
@@ -159,7 +148,7 @@ def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
 def test_the_witness_names_processes_in_the_order_of_their_ends():
     """All have ended before it looks, where the launcher is faster than it."""
     with watching() as (own, _):
-        processes = [speaker(own) for _ in range(3)]
+        processes = [speaker(own.address) for _ in range(3)]
         for place, process in enumerate(processes):
             process.stdout.readline()
             own._names[process.pid] = str(place)

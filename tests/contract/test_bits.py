@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from contractruns import (
+    ASYNC,
     EPOCH,
     LEARNERS,
     PLANS,
@@ -26,6 +27,7 @@ from trialruns import stop_after
 
 from syncpretrain.errors import RunInterrupted
 from syncpretrain.observers.history import History
+from syncpretrain.schedule.kinds import SCHEDULES
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 
@@ -37,10 +39,16 @@ def test_the_bits_are_those_of_one_thread(bits, alone, runtime, handoff, learner
     assert ended(bits, runtime, handoff, **options) == alone(runtime, handoff, **options)
 
 
+STOPPING = {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6, "blas_threads": 1}
+# Layers of every kind of schedule stop at their own times.
+OF_SCHEDULES = {f"{name}, stopped early": {"schedule": name, **STOPPING} for name in SCHEDULES}
+EVERY = PLANS | {"epoch": PLANS["epoch"] | OF_SCHEDULES}
+
+
 @runs_of(*STREAM, shared=False)
 def test_every_kind_of_run_ends_the_same_with_any_number_of_workers(bits, alone, runtime, handoff):
     differ = []
-    plans = list(enumerate(PLANS[handoff].items()))
+    plans = list(enumerate(EVERY[handoff].items()))
     first, step = runtime.plans
     for number, (name, plan) in plans[first::step]:
         given = {"seed": number << 33, **plan}
@@ -57,10 +65,11 @@ def test_one_layer_is_a_stack_too(bits, runtime, handoff):
     assert ended(bits, runtime, handoff, **options) == wanted
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @runs_of(*STREAM, shared=False)
-def test_inputs_of_many_chunks_of_rows(runtime, handoff):
+def test_inputs_of_many_chunks_of_rows(runtime, handoff, precision):
     X = np.random.default_rng(0).random((2300, 64)).astype(np.float32)
-    options = {"layers": (64, 96, 40, 10), "epochs": 1, "batch_size": 100}
+    options = {"layers": (64, 96, 40, 10), "epochs": 1, "batch_size": 100, "precision": precision}
     wanted = ended(X, SERIAL, handoff, **runtime.options, **options)
     assert ended(X, runtime, handoff, **options) == wanted
 
@@ -91,12 +100,12 @@ def state_after(bits, minibatches: int, monkeypatch, runtime: Runtime, handoff, 
     return None
 
 
-@pytest.mark.parametrize(("handoff", "name"), [(h, name) for h in STREAM for name in PLANS[h]])
+@pytest.mark.parametrize(("handoff", "name"), [(h, name) for h in STREAM for name in EVERY[h]])
 def test_a_run_stopped_in_any_minibatch_goes_on_to_the_same_bits(
     bits, alone, monkeypatch, tmp_path, handoff, name
 ):
     """By turns it is stopped in the one runtime of this process and goes on in the other."""
-    plan, number = PLANS[handoff][name], list(PLANS[handoff]).index(name)
+    plan, number = EVERY[handoff][name], list(EVERY[handoff]).index(name)
     wanted, places = alone(SERIAL, handoff, **plan), (SERIAL, RUNTIMES["threads"])
     for stops, minibatches in enumerate(itertools.count(1 + number % 17, 17)):
         first, second = places[stops % 2], places[(stops + number) % 2]
@@ -108,6 +117,19 @@ def test_a_run_stopped_in_any_minibatch_goes_on_to_the_same_bits(
         again = ended(bits, second, handoff, resume=resume, **plan, workers=1 + stops % 3)
         assert again.outcome == wanted.outcome, f"stopped after {minibatches}"
     assert stops
+
+
+@pytest.mark.parametrize("minibatches", [1, 5, 11, 16, 21])
+@pytest.mark.parametrize("handoff", ASYNC)
+def test_replicas_in_turns_stopped_in_any_minibatch_go_on_to_the_same_bits(
+    bits, alone, monkeypatch, tmp_path, handoff, minibatches
+):
+    plan = {"replicas": 4}  # so changes are 3 late
+    state = state_after(bits, minibatches, monkeypatch, SERIAL, handoff, plan)
+    STATES[handoff].write(tmp_path / "state", state, {})
+    resume = STATES[handoff].read(tmp_path / "state")
+    again = ended(bits, SERIAL, handoff, resume=resume, **plan)
+    assert again.outcome == alone(SERIAL, handoff, **plan).outcome
 
 
 SHARING = [

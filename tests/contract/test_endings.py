@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import traceback
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import sabotage
 from contractruns import SERIAL, STATES, STREAM, driver, ended, of_one_layer, runs_of
@@ -38,10 +40,12 @@ DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 @runs_of(serial=True, shared=False)
 def test_events_come_in_order(bits, runtime, handoff):
     events: list[Event] = []
+    places: set[threading.Thread] = set()
+    observers = [events.append, lambda event: places.add(threading.current_thread())]
     options = {"epochs": (5, 3, 4)} | ({"pace": "free"} if handoff == "epoch" else {})
     with runtime.around():
-        run = driver(bits, runtime, handoff, observers=[events.append], **options)
-        stack = run.run()
+        stack = driver(bits, runtime, handoff, observers=observers, **options).run()
+    assert places == {threading.main_thread()}
     assert isinstance(events[0], RunStarted)
     assert events[0].layers == LAYERS
     assert isinstance(events[-1], RunFinished)
@@ -63,6 +67,7 @@ def test_events_come_in_order(bits, runtime, handoff):
                 assert event.started <= event.time
                 assert handoff != "epoch" or begun.time <= event.started
                 assert 0 <= event.transform_seconds <= event.time - event.started
+                assert np.isfinite([event.train_error, event.validation_error]).all()
                 done[layer - 1] = event.epoch
                 busy[layer - 1] += event.time - event.started
             case LayerFinished(layer=layer):
@@ -100,9 +105,12 @@ def test_a_layer_that_learns_no_more_stops_at_the_same_epoch(
     assert min(found.epochs) < 12
 
 
+@pytest.mark.parametrize("learner", ["rbm", "convolutional", "convolutional denoising"])
 @runs_of(*STREAM, shared=False)
-def test_a_layer_that_diverges_goes_back_with_half_its_rate(bits, alone, runtime, handoff):
+def test_a_layer_that_diverges_goes_back_with_half_its_rate(bits, alone, runtime, handoff, learner):
     options = {"visible_units": "gaussian", "learning_rate": (3.0, 0.01, 0.01), "epochs": 3}
+    options |= {"layers": "1x4x4,conv:4x2,10,5"} if learner != "rbm" else {}
+    options |= {"model": "denoising"} if learner == "convolutional denoising" else {}
     found = ended(bits, runtime, handoff, **options)
     assert found == alone(runtime, handoff, **options)
     assert found.warnings
@@ -183,18 +191,28 @@ def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runt
     assert len(again.decisions) == len(wanted.decisions) - sum(done), "no epoch twice"
 
 
-@runs_of()
-def test_the_state_of_another_stack_is_refused(bits, runtime, handoff):
+def assert_state_is_refused(bits, runtime, handoff, layers, others) -> None:
     states: list[Any] = []
-    run = driver(bits, SERIAL, handoff, epochs=3)
+    run = driver(bits, SERIAL, handoff, layers=layers, epochs=3)
     run.save = lambda state, *, done, final: states.append(state())
     run.run()
-    told = "the state of layer [23] is of another layer"
+    told = "the state of layer [123] is of another layer"
     with runtime.around():
-        other = driver(bits, runtime, handoff, layers=(16, 12, 9, 5), epochs=3)
+        other = driver(bits, runtime, handoff, layers=others, epochs=3)
         other.resume = states[-1]
         with pytest.raises((CheckpointError, WorkerError), match=told):
             other.run()
+
+
+@runs_of()
+def test_the_state_of_another_stack_is_refused(bits, runtime, handoff):
+    assert_state_is_refused(bits, runtime, handoff, LAYERS, (16, 12, 9, 5))
+
+
+@pytest.mark.parametrize("others", ["conv:6x2,10,5", "conv:4x2,pool:3,10,5"])
+def test_so_is_that_of_another_convolution(bits, others):
+    own = "1x4x4,conv:4x2,10,5"
+    assert_state_is_refused(bits, SERIAL, "epoch", own, f"1x4x4,{others}")
 
 
 WAYS = {

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from localranks import local_ranks
 
-__all__ = ["SIZE", "CountingReplica"]
+from syncpretrain.parallel.replicas.server import ParameterServer
+from syncpretrain.parallel.replicas.steps import tasks_of
+from syncpretrain.parallel.timeouts import TIMEOUTS
+from syncpretrain.settings.fields import AsyncFields
+from syncpretrain.workers.replicas import replicas_in
 
-SIZE = 1000
+SIZE, STEPS = 1000, 40
+WHOLE = AsyncFields(async_rate="constant")
+DATA = (np.ones((2, 3), np.float32),)
+EXCHANGES = ("messages", "windows")
 
 
 class CountingReplica:
@@ -56,3 +67,47 @@ def is_first(name: str | None) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def never() -> bool:
+    return False
+
+
+def place_of(name: str, ranks: int = 3) -> AbstractContextManager[Any]:
+    """Return what surrounds a fleet: the ranks where it exchanges by "messages" or "windows"."""
+    return local_ranks(ranks) if name in EXCHANGES else nullcontext()
+
+
+class Fleet:
+    """Replicas that count, with what they reported; what is ``given`` are its other rules."""
+
+    def __init__(
+        self, runtime, *, dies=None, fails=None, times=TIMEOUTS, servers=1, replicas=3, **given
+    ):
+        rules = msgspec.structs.replace(WHOLE, **given)
+        self.parameters = np.zeros(SIZE, np.float32)
+        self.server = ParameterServer(self.parameters, rules, servers)
+        self.told, self.trained, self.errors = [], [], 0.0
+        on_ranks = runtime in EXCHANGES
+        self.fleet = replicas_in(
+            "mpi" if on_ranks else runtime,
+            self.server,
+            rules,
+            partial(CountingReplica, dies and str(dies), fails and str(fails)),
+            DATA,
+            report=self.told.append,
+            times=times,
+            replicas=replicas,
+            **({"exchange": runtime} if on_ranks else {}),
+        )
+
+    def each(self, task, errors, staleness):
+        self.trained.append((task, staleness))
+        self.errors += errors[0]
+
+    def train(self, steps=STEPS, *, stop=never):
+        with self.fleet:
+            return self.fleet.train(tasks_of(1, 0, steps, 1), stop, self.each)
+
+    def assert_adds_up(self, steps):
+        np.testing.assert_array_equal(self.parameters, np.float32(steps * (steps + 1) / 2))

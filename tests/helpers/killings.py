@@ -21,17 +21,16 @@ original_worker = building.build_worker
 original_streamed_layer = streaming.build_streamed_layer
 
 
-def killed_worker(
-    folder: Path, kills: Collection[Kill], pause: float, settings: Any, layer: int, *rest: Any
-) -> Any:
-    """Return a layer's worker; ``pause`` are the seconds between two states that are kept."""
-    at = arranged(folder, kills, pause, layer)
-    worker = original_worker(settings, layer, *rest)
-    kill_after_steps(worker.layer.step, at("step"))
-    return worker
+def killed_worker(*given: Any, **how: Any) -> Any:
+    return killed(original_worker, *given, **how)
 
 
-def killed_streamed_layer(
+def killed_streamed_layer(*given: Any, **how: Any) -> Any:
+    return killed(original_streamed_layer, *given, **how)
+
+
+def killed(
+    original: Any,
     folder: Path,
     kills: Collection[Kill],
     pause: float,
@@ -40,11 +39,11 @@ def killed_streamed_layer(
     *rest: Any,
     **how: Any,
 ) -> Any:
-    """Return a streamed layer; see above."""
-    at = arranged(folder, kills, pause, place.layer)
-    layer = original_streamed_layer(settings, place, *rest, **how)
-    kill_after_steps(layer.layer.step, at("step"))
-    return layer
+    """Return what trains a layer; ``pause`` are the seconds between two states that are kept."""
+    at = arranged(folder, kills, pause, place if isinstance(place, int) else place.layer)
+    built = original(settings, place, *rest, **how)
+    kill_after_steps(built.layer.step, at("step"))
+    return built
 
 
 def arranged(

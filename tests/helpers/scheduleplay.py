@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.schedule.kinds import (
@@ -66,7 +68,8 @@ class Play:
     def __init__(self, memory: Memory, rng: random.Random, stops: Callable[[Train], bool]) -> None:
         self.memory, self.rng, self.stops = memory, rng, stops
         self.running: list[Train] = []
-        self.finished = 0
+        self.log: list[Train] = []
+        self.finished, self.slots = 0, len(memory.made)
 
     def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
         self.execute(commands)
@@ -93,6 +96,8 @@ class Play:
             else:
                 self.memory.train(command)
                 self.running.append(command)
+                self.log.append(command)
+        assert len(self.running) <= self.slots
 
 
 def play(
@@ -106,27 +111,12 @@ def play(
 
     ``stops`` says of an epoch whether the layer has learned enough with it.
     """
-    memory, running, log = Memory(depth), [], []
-
-    def execute(commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Release):
-                memory.free(command)
-                continue
-            memory.train(command)
-            running.append(command)
-            log.append(command)
-        assert len(running) <= slots
-        assert {c.layer for c in running} == set(schedule.training)
-
-    execute(schedule.begin())
-    while running:
-        command = running.pop(rng.randrange(len(running)))
-        memory.finish(command)
-        execute(schedule.finished(command.layer, stops=stops(command)))
+    run = Play(Memory(depth), rng, stops)
+    run.slots = slots
+    run.go(schedule, schedule.begin(), float("inf"))
     assert schedule.is_finished
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
-    return log
+    return run.log
 
 
 def planned_reads(plans: Sequence[LayerPlan], rule: Rule) -> Reads:
@@ -153,6 +143,24 @@ layer_plans = st.lists(
 )
 last_epochs = st.lists(st.integers(1, 7), min_size=5, max_size=5)  # when layers stop
 NEVER = (9,) * 5
+PARTS = {
+    "plans": layer_plans,
+    "pace": st.sampled_from(PACES),
+    "last": last_epochs,
+    "slots": st.integers(1, 6),
+    "cuts": st.lists(st.integers(0, 12), min_size=3, max_size=3),  # steps between interruptions
+    "drain": st.booleans(),
+    "seed": st.integers(0, 2**32),
+    "points": st.integers(0, 99),
+}
+# Of one run after another.
+two_slots, two_seeds = (st.tuples(PARTS[name], PARTS[name]) for name in ("slots", "seed"))
+many_slots = st.lists(PARTS["slots"], min_size=2, max_size=4)
+
+
+def drawn(names: str, **others: st.SearchStrategy[Any]) -> Callable[..., Any]:
+    """Draw parts of a schedule and of how it is played, and others."""
+    return given(**{name: PARTS[name] for name in names.split()}, **others)
 
 
 def stops_after(last: Sequence[int]) -> Callable[[Train], bool]:

@@ -142,14 +142,14 @@ class TestMLflow:
         assert said == ["warning: mlflow takes no more of this run: the server is gone"]
         assert client().status is None
 
-    def test_by_the_command_line(self, client, call, tmp_path):
-        np.save(tmp_path / "x.npy", X)
-        own = ("--data", tmp_path / "x.npy", "--epochs", 1, "--batch-size", 10, "--quiet")
-        out = tmp_path / "run"
-        call("train", "--layers", "5,3", *own, "--out", out, "--log", "mlflow")
+    def test_by_the_command_line(self, client, call, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        np.save("x.npy", X)
+        own = ("--layers", "5,3", "--data", "x.npy", "--epochs", 1, "--batch-size", 10)
+        call("train", *own, "--out", "run", "--log", "mlflow", "--quiet")
         assert client().status == "FINISHED"
-        tuned = ("--out", tmp_path / "tuned", "--finetune-batch-size", 10, "--quiet")
-        call("finetune", out, "--finetune-epochs", 1, *tuned, "--log", "mlflow")
+        own = ("--out", "tuned", "--finetune-batch-size", 10, "--finetune-epochs", 1)
+        call("finetune", "run", *own, "--log", "mlflow", "--quiet")
         names = {name for name, _, _ in Client.instances[1].metrics}
         assert "finetuning/train_error" in names
 

@@ -1,4 +1,4 @@
-"""events.jsonl: what is written, and what a replay reads of it, damaged files included."""
+"""What is kept of a run whose events are known: events.jsonl, its trace, and its history."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from syncpretrain.errors import ModelFileError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
+    FinetuneEpochFinished,
+    FinetuneStarted,
     LayerFinished,
     Notice,
     Progress,
     RunFinished,
     RunStarted,
 )
-from syncpretrain.observers.event_log import EventLog, read_reads
+from syncpretrain.observers.event_log import EventLog, read_reads, write_trace
+from syncpretrain.observers.history import History
 
 STARTED = RunStarted(10.0, (4, 3, 2), (2, 1), "synchronized", "free", "threads", 2, 100)
 EVENTS = [
@@ -28,8 +31,10 @@ EVENTS = [
     EpochStarted(10.0, 1, 1, 0),
     Progress(11.0, 1, 1, 0.5),
     EpochFinished(12.0, 1, 1, 0, 10.0, 0.0, 5.0, 5.5),
+    EpochStarted(12.0, 1, 2, 0),
     EpochFinished(14.0, 1, 2, 0, 12.0, 0.0, 4.0, None),
     LayerFinished(14.0, 1),
+    EpochStarted(14.0, 2, 1, 2),
     EpochFinished(15.0, 2, 1, 2, 14.0, 0.25, 3.0, 3.5),
     EpochStarted(15.0, 2, 2, 2),
     RunFinished(16.0, 6.0, (4.0, 1.0)),
@@ -80,11 +85,10 @@ def test_each_line_is_on_disk_at_once(tmp_path):
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):
-    path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
+    with EventLog(tmp_path / "log") as log:
         log(EpochFinished(1.0, 1, 1, 0, 0.0, 0.0, math.nan, math.inf))
-    line = json.loads(path.read_text())
-    assert line["train_error"] is None and line["validation_error"] is None
+    line = json.loads((tmp_path / "log").read_text())
+    assert line["train_error"] is line["validation_error"] is None
 
 
 def test_closed_after_the_block_also_by_an_error(tmp_path):
@@ -102,10 +106,9 @@ def test_reads_of_the_finished_epochs(path):
 
 
 def test_a_layer_without_a_finished_epoch_reads_nothing(tmp_path):
-    path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
+    with EventLog(tmp_path / "log") as log:
         log(STARTED)
-    assert read_reads(path) == ((), ())
+    assert read_reads(tmp_path / "log") == ((), ())
 
 
 def test_a_missing_file(tmp_path):
@@ -158,3 +161,103 @@ def test_a_resumed_run_does_again_what_came_after_its_checkpoint(tmp_path):
     again = EPOCH % (1, 2, 0) + EPOCH % (2, 1, 2) + EPOCH % (2, 2, 2)
     path.write_bytes(BEGIN + first + BEGIN + again)
     assert read_reads(path) == ((0, 0), (2, 2))
+
+
+TRACED = [
+    Notice(9.0, "data"),
+    RunStarted(10.0, (784, 1000, 500), (2, 1), "synchronized", "free", "threads", 2, 100),
+    EpochStarted(10.0, 1, 1, 0),
+    EpochFinished(12.0, 1, 1, 0, 10.5, 0.0, 5.0, None),
+    EpochFinished(14.0, 2, 3, 7, 13.0, 0.25, math.nan, 3.5),
+    FinetuneStarted(15.0, "reconstruction", "adam", 3),
+    FinetuneEpochFinished(17.0, 1, 3, 1.5, 8.0, 8.5),
+]
+
+
+@pytest.fixture
+def entries(tmp_path):
+    path = tmp_path / "trace.json"
+    write_trace(TRACED, path)
+    return json.loads(path.read_text())["traceEvents"]
+
+
+def slices(entries):
+    return [(x["tid"], x["name"], x["ts"], x["dur"]) for x in entries if x["ph"] == "X"]
+
+
+def test_slices_in_microseconds_from_the_first_event(entries):
+    assert slices(entries) == [
+        (1, "epoch 1 (version 0)", 1_500_000, 1_500_000),
+        (2, "epoch 3 (version 7)", 4_000_000, 1_000_000),
+        (2, "transform", 4_000_000, 250_000),
+        (3, "epoch 1", 6_500_000, 1_500_000),
+    ]
+
+
+def test_a_named_row_a_layer_and_one_for_finetuning(entries):
+    names = {x["tid"]: x["args"]["name"] for x in entries if x["name"] == "thread_name"}
+    assert names == {1: "layer 1 784-1000", 2: "layer 2 1000-500", 3: "fine-tuning"}
+    assert {x["pid"] for x in entries} == {1}
+
+
+def test_errors_ride_along_and_a_nan_is_null(entries):
+    args = [x["args"] for x in entries if x["ph"] == "X"]
+    assert args[0] == {"train_error": 5.0, "validation_error": None}
+    assert args[1] == {"train_error": None, "validation_error": 3.5}
+
+
+def test_finetuning_alone_and_nothing_at_all(tmp_path):
+    path = tmp_path / "trace.json"
+    write_trace(TRACED[-2:], str(path))
+    assert slices(json.loads(path.read_text())["traceEvents"]) == [
+        (1, "epoch 1", 500_000, 1_500_000)
+    ]
+    write_trace([], path)
+    assert json.loads(path.read_text())["traceEvents"] == []
+
+
+@pytest.fixture
+def history():
+    history = History()
+    for event in EVENTS[:-1]:
+        history(event)
+    return history
+
+
+def test_epochs_and_reads(history):
+    assert history.epochs == (2, 1)
+    assert history.reads == ((0, 0), (2,))  # the epoch under way does not count
+
+
+def test_busy_and_idle_of_an_unfinished_run(history):
+    assert history.pretrain_seconds == 5.0
+    assert history.busy_seconds == (4.0, 1.0)
+    assert history.idle_seconds == (1.0, 4.0)
+
+
+def test_progress_tells_the_time_but_is_not_kept(history):
+    history(Progress(16.0, 2, 2, 0.5))
+    assert history.pretrain_seconds == 6.0
+    assert history.events == [event for event in EVENTS[:-1] if not isinstance(event, Progress)]
+
+
+def test_a_finished_run_has_the_drivers_figures(history):
+    history(RunFinished(20.0, 8.0, (4.5, 8.5)))
+    history(Notice(30.0, "fine-tuning takes no part"))
+    assert history.pretrain_seconds == 8.0
+    assert history.busy_seconds == (4.5, 8.5)
+    assert history.idle_seconds == (3.5, 0.0)
+
+
+def test_before_the_run_everything_is_empty():
+    history = History()
+    history(EVENTS[0])
+    assert history.epochs == history.reads == history.busy_seconds == history.idle_seconds == ()
+    assert history.pretrain_seconds == 0.0
+
+
+def test_a_layer_that_never_trained():
+    history = History()
+    history(EVENTS[1])
+    assert history.epochs == (0, 0)
+    assert history.reads == ((), ())

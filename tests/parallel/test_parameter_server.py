@@ -1,25 +1,22 @@
-"""The parameter server and its replicas: whole numbers add up exactly, whatever happens."""
+"""The parameter server and its replicas: whole numbers add up exactly; how many replicas pay."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from asyncreplicas import SIZE, CountingReplica
+from asyncreplicas import EXCHANGES, STEPS, WHOLE, Fleet, never, place_of
 from hypothesis import given
 from hypothesis import strategies as st
-from localranks import local_ranks
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import slices_of
+from syncpretrain.parallel.replicas.replica_count import ErrorFall, Trained, Trial
 from syncpretrain.parallel.replicas.server import (
     ParameterServer,
     Push,
@@ -29,94 +26,41 @@ from syncpretrain.parallel.replicas.server import (
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.settings.fields import AsyncFields
-from syncpretrain.workers.replicas import replicas_in
 
-WHOLE = AsyncFields(async_rate="constant")
-DATA = (np.ones((2, 3), np.float32),)
-STEPS = 40
-EXCHANGES = ("messages", "windows")
-
-
-def late(changes: int) -> AsyncFields:
-    return msgspec.structs.replace(WHOLE, simulate_staleness=changes)
+STEADY = [(1, 1), (3, 3), (2, 4)]
+ON_RANKS = [(2, 1, 1, 1, None), (4, 1, 1, 1, None), (3, 1, 2, 4, None)]
+ON_RANKS += [(6, 3, 1, 1, 1), (4, 4, 2, 4, 0)]
+CASES = [(name, 0, 1, *own, None) for name in ("serial", "threads") for own in STEADY]
+CASES += [("processes", 0, 1, 2, 4, None)]
+CASES += [(name, 0, 3, 1, 1, None) for name in ("threads", "processes")]
+CASES += [(name, *own) for name in EXCHANGES for own in ON_RANKS]
 
 
-def never() -> bool:
-    return False
+@pytest.mark.parametrize(("runtime", "ranks", "servers", "push", "fetch", "bound"), CASES)
+def test_whole_numbers_add_up_exactly(runtime, ranks, servers, push, fetch, bound):
+    own = {"push_every": push, "fetch_every": fetch, "max_staleness": bound}
+    run, firsts = Fleet(runtime, servers=servers, **own), []
+    with place_of(runtime, ranks), run.fleet as fleet:
+        for begin, end in ((0, STEPS), (STEPS, 2 * STEPS)):
+            tasks = tasks_of(1, begin, end, push)
+            assert fleet.train(tasks, never, run.each) == len(tasks)
+            run.assert_adds_up(end)
+            firsts += range(begin, end, push)
+        states = fleet.state()
+    assert run.server.clock == len(run.trained) == len(firsts)
+    assert run.errors == sum(range(2 * STEPS)) + 6 * 2 * STEPS
+    assert sorted(task.first for task, _ in run.trained) == firsts
+    assert bound is None or max(staleness for _, staleness in run.trained) <= bound
+    if runtime != "serial":  # where replicas take turns, the state has the changes under way
+        made = sum(float(array[0]) for array in states.values())
+        assert made == 2 * STEPS + push * run.server.refused
 
 
-def place_of(name: str) -> AbstractContextManager[Any]:
-    """Return what surrounds a fleet: the ranks where it exchanges by "messages" or "windows"."""
-    return local_ranks(3) if name in EXCHANGES else nullcontext()
-
-
-class Fleet:
-    """Replicas that count, with what they reported."""
-
-    def __init__(
-        self, runtime, *, rules=WHOLE, dies=None, fails=None, times=TIMEOUTS, servers=1, replicas=3
-    ):
-        self.parameters = np.zeros(SIZE, np.float32)
-        self.server = ParameterServer(self.parameters, rules, servers)
-        self.told, self.trained, self.errors = [], [], 0.0
-        on_ranks = runtime in EXCHANGES
-        self.fleet = replicas_in(
-            "mpi" if on_ranks else runtime,
-            self.server,
-            rules,
-            partial(CountingReplica, dies and str(dies), fails and str(fails)),
-            DATA,
-            report=self.told.append,
-            times=times,
-            replicas=replicas,
-            **({"exchange": runtime} if on_ranks else {}),
-        )
-
-    def each(self, task, errors, staleness):
-        self.trained.append((task, staleness))
-        self.errors += errors[0]
-
-    def train(self, steps=STEPS, *, push=1, stop=never):
-        with self.fleet:
-            return self.fleet.train(tasks_of(1, 0, steps, push), stop, self.each)
-
-
-def total(steps: int) -> float:
-    return steps * (steps + 1) / 2
-
-
-@pytest.mark.parametrize(
-    ("runtime", "push", "fetch"),
-    [(name, *own) for name in ("serial", "threads") for own in ((1, 1), (3, 3), (2, 4))]
-    + [("processes", 2, 4)],
-)
-def test_whole_numbers_add_up_exactly(runtime, push, fetch):
-    rules = msgspec.structs.replace(WHOLE, push_every=push, fetch_every=fetch)
-    run = Fleet(runtime, rules=rules)
-    done = run.train(push=push)
-    assert done == len(tasks_of(1, 0, STEPS, push)) == run.server.clock
-    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
-    assert run.errors == sum(range(STEPS)) + 6 * STEPS
-    assert sorted(task.first for task, _ in run.trained) == list(range(0, STEPS, push))
-
-
-@pytest.mark.parametrize("runtime", ["threads", "processes"])
-def test_whole_numbers_add_up_exactly_in_slices(runtime):
-    run = Fleet(runtime, servers=3)
-    assert run.train() == STEPS == run.server.clock
-    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
-
-
-def test_a_killed_replica_loses_nothing_of_any_slice(tmp_path):
-    run = Fleet("processes", dies=tmp_path / "died", servers=2)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_killed_replica_loses_and_tears_nothing(tmp_path, servers):
+    run = Fleet("processes", dies=tmp_path / "died", servers=servers)
     assert run.train() == STEPS
-    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
-
-
-def test_a_killed_replica_loses_and_tears_nothing(tmp_path):
-    run = Fleet("processes", dies=tmp_path / "died")
-    assert run.train() == STEPS
-    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    run.assert_adds_up(STEPS)
     assert sorted(task.first for task, _ in run.trained) == list(range(STEPS))
     (told,) = run.told
     assert "was killed by SIGKILL; the 2 others go on" in told
@@ -136,7 +80,7 @@ def test_replicas_killed_from_outside_lose_and_tear_nothing():
 
     with run.fleet:
         assert run.fleet.train(tasks_of(1, 0, 200, 1), never, each) == 200
-    np.testing.assert_array_equal(run.parameters, np.float32(total(200)))
+    run.assert_adds_up(200)
     assert len(victims) == len(run.told) == 3
     assert sorted(task.first for task, _ in run.trained) == list(range(200))
 
@@ -145,12 +89,14 @@ def test_without_a_replica_left_the_run_fails(tmp_path):
     run = Fleet("processes", replicas=1, dies=tmp_path / "died")
     with pytest.raises(WorkerError, match=r"replica 1 failed: its process .* no other one is left"):
         run.train()
-    np.testing.assert_array_equal(run.parameters, np.float32(total(5)))
+    run.assert_adds_up(5)
 
 
-@pytest.mark.parametrize("runtime", ["threads", "processes"])
+@pytest.mark.parametrize("runtime", ["threads", "processes", *EXCHANGES])
 def test_an_error_of_a_replica_is_raised(runtime, tmp_path):
-    with pytest.raises(WorkerError, match=r"replica \d failed: ArithmeticError: a step") as caught:
+    place = r" on rank [12] on \S+" if runtime in EXCHANGES else ""
+    told = rf"^replica \d failed{place}: ArithmeticError: a step went wrong"
+    with place_of(runtime), pytest.raises(WorkerError, match=told) as caught:
         Fleet(runtime, fails=tmp_path / "failed").train()
     assert isinstance(caught.value.__cause__, ArithmeticError)
 
@@ -158,11 +104,11 @@ def test_an_error_of_a_replica_is_raised(runtime, tmp_path):
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
 def test_a_stop_leaves_whole_tasks(runtime):
     asked = iter([False] * 7 + [True] * 100)
-    run = Fleet(runtime, rules=late(0), replicas=1)
+    run = Fleet(runtime, simulate_staleness=0, replicas=1)
     done = run.train(stop=lambda: next(asked))
     assert 0 < done < STEPS
     assert len(run.trained) == done == run.server.clock
-    np.testing.assert_array_equal(run.parameters, np.float32(total(done)))
+    run.assert_adds_up(done)
 
 
 def test_a_replica_that_hangs_stalls_the_run():
@@ -171,48 +117,32 @@ def test_a_replica_that_hangs_stalls_the_run():
         run.train(steps=5000)
 
 
-def test_turns_have_the_staleness_that_was_asked_for():
-    found = []
-
-    class Watched(ParameterServer):
-        def push(self, change, then, fetched):
-            push = super().push(change, then, fetched)
-            found.append(push.staleness)
-            return push
-
-    run = Fleet("serial", rules=late(4), replicas=1)
-    run.fleet._server = Watched(run.parameters, WHOLE)
-    run.train()
-    assert found == [0, 1, 2, 3] + [4] * (STEPS - 4)
-
-
-def test_by_default_turns_are_as_stale_as_equal_speeds_make_them():
-    run = Fleet("serial", replicas=5)
+@pytest.mark.parametrize("own", [{"replicas": 5}, {"replicas": 1, "simulate_staleness": 4}])
+def test_turns_are_as_stale_as_equal_speeds_make_them_or_as_was_asked_for(own):
+    run = Fleet("serial", **own)
     run.train()
     assert [staleness for _, staleness in run.trained] == [0, 1, 2, 3] + [4] * (STEPS - 4)
 
 
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
 def test_what_is_too_stale_is_made_anew(runtime):
-    run = Fleet(runtime, rules=msgspec.structs.replace(WHOLE, max_staleness=0), replicas=4)
+    run = Fleet(runtime, max_staleness=0, replicas=4)
     run.train()
     assert run.server.clock == STEPS
-    np.testing.assert_array_equal(run.parameters, np.float32(total(STEPS)))
+    run.assert_adds_up(STEPS)
     if runtime == "serial":
         assert run.server.refused > STEPS / 2
 
 
 @pytest.mark.parametrize("stop_after", [1, 6, 17])
 def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
-    rules = AsyncFields(delay_compensation=0.5, simulate_staleness=3)
-    whole = Fleet("serial", rules=rules)
+    rules = {"async_rate": "staleness", "delay_compensation": 0.5, "simulate_staleness": 3}
+    whole, first, second = (Fleet("serial", **rules) for _ in range(3))
     whole.train()
-    first = Fleet("serial", rules=rules)
     asked = iter([False] * stop_after + [True])
     tasks = tasks_of(1, 0, STEPS, 1)
     assert first.fleet.train(tasks, lambda: next(asked), first.each) == stop_after
     state = {name: array.copy() for name, array in first.fleet.state().items()}
-    second = Fleet("serial", rules=rules)
     np.copyto(second.parameters, first.parameters)
     second.fleet.load_state(state)
     second.fleet.train(tasks[stop_after:], never, second.each)
@@ -230,21 +160,20 @@ def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
 @pytest.mark.parametrize("bound", [None, 0])
 def test_a_run_may_go_on_in_another_runtime(runtime, other, bound):
     """It leaves whole changes; those that waited for their turn are added, however stale."""
-    rules = msgspec.structs.replace(WHOLE, max_staleness=bound)
     asked = iter([False] * 7 + [True] * 100)
-    first, second = Fleet(runtime, rules=rules), Fleet(other, rules=rules)
+    first, second = (Fleet(name, max_staleness=bound) for name in (runtime, other))
     tasks = tasks_of(1, 0, STEPS, 1)
     with place_of(runtime), first.fleet:
         done = first.fleet.train(tasks, lambda: next(asked), first.each)
         state = {name: array.copy() for name, array in first.fleet.state().items()}
     if runtime != "serial":
         assert 0 < done < STEPS
-        np.testing.assert_array_equal(first.parameters, np.float32(total(done)))
+        first.assert_adds_up(done)
     np.copyto(second.parameters, first.parameters)
     second.fleet.load_state(state)
     with place_of(other), second.fleet:
         second.fleet.train(tasks[done:], never, second.each)
-    np.testing.assert_array_equal(second.parameters, np.float32(total(STEPS)))
+    second.assert_adds_up(STEPS)
 
 
 @pytest.mark.parametrize("runtime", ["threads", "processes"])
@@ -327,23 +256,25 @@ class Toggled:
 
 
 def test_a_replica_that_rested_fetches_anew():
-    run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, fetch_every=10_000), replicas=2)
+    run = Fleet("threads", fetch_every=10_000, replicas=2)
     usual, fetched = run.server.fetch, []
     run.server.fetch = lambda out: (fetched.append(run.server.clock), usual(out))[1]
     run.fleet.trial = Toggled(run.fleet)
     steps = 4000  # while one replica works at them, the other ends its task for certain
     assert run.train(steps) == steps
-    np.testing.assert_array_equal(run.parameters, np.float32(total(steps)))
+    run.assert_adds_up(steps)
     assert fetched[:2] == [0, 0]
     assert len(fetched) == 3, "once each, and once after the rest"
     assert fetched[2] >= 20
 
 
-def test_a_run_with_a_trial_adds_up():
-    run = Fleet("threads", rules=msgspec.structs.replace(WHOLE, trim_replicas=True), replicas=4)
-    run.train(steps=300)
-    np.testing.assert_array_equal(run.parameters, np.float32(total(300)))
-    assert run.fleet.trial.useful[4] > 0
+@pytest.mark.parametrize(("runtime", "replicas"), [("threads", 4), ("windows", 3)])
+def test_a_run_with_a_trial_adds_up(runtime, replicas):
+    run = Fleet(runtime, trim_replicas=True, replicas=replicas)
+    with place_of(runtime, replicas + 1):
+        assert run.train(steps=300) == 300
+    run.assert_adds_up(300)
+    assert run.fleet.trial.useful[replicas] > 0
 
 
 class TestSlices:
@@ -397,3 +328,104 @@ class TestSlices:
         finally:
             begun.set()
             threads.close()
+
+
+def tried(replicas, speed, *, rate="constant", gain=None, error=lambda place: 1000.0 - place):
+    """Return a trial that is over.
+
+    ``speed`` and ``gain`` are tasks a second and how far the parameters get in a task, by the
+    number of replicas, and ``error`` that of a place.
+    """
+    trial, now, place, rules = Trial(replicas), 0.0, 0.0, AsyncFields(async_rate=rate)
+    while not trial.is_over:
+        n = trial.count
+        now += 1 / speed(n)
+        place += gain(n) if gain else 0.0
+        own = error(place) if gain else None
+        trial.trained(Trained(now, rules.share(n - 1), own))
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "count"), [(8, 8, 8), (2, 8, 2), (1, 3, 1), (3, 16, 3), (2, 2, 2)]
+)
+def test_whole_changes_pay_on_as_many_replicas_as_cores(cores, replicas, count):
+    trial = tried(replicas, lambda n: 10.0 * min(n, cores))
+    assert trial.count == count
+    assert trial.useful[count] == pytest.approx(10 * min(count, cores))
+
+
+def test_changes_divided_by_their_staleness_are_worth_no_more_than_those_of_two():
+    trial = tried(8, lambda n: 10.0 * n, rate="staleness")
+    assert trial.count == 2
+    assert trial.useful[8] == pytest.approx(80 / 7)
+    assert trial.useful[2] == pytest.approx(20)
+
+
+def test_replicas_that_disturb_each_other_are_stopped():
+    assert tried(16, lambda n: n / (1 + (n / 6) ** 3)).count in (4, 6)
+
+
+def test_one_replica_needs_no_trial():
+    assert Trial(1).is_over
+
+
+def test_the_error_overrules_updates_that_are_whole_but_worth_little():
+    """As of stale changes that are taken whole: each of more than two replicas leads astray."""
+    gains = {8: 0.1, 6: 0.15, 4: 0.25, 2: 1.0, 1: 1.0}
+    trial = tried(8, lambda n: 10.0 * n, gain=gains.__getitem__)
+    assert trial.useful[8] == pytest.approx(80)
+    assert trial.count == 2
+    assert trial.falls == pytest.approx({8: 8.0, 4: 10.0, 2: 20.0, 1: 10.0})
+
+
+def test_the_error_overrules_in_favour_of_more_replicas_too():
+    """As where noise decides, and the mean of several changes has less."""
+    trial = tried(8, lambda n: 10.0 * n, rate="staleness", gain=lambda n: 1.0)
+    assert trial.count == 8
+    assert trial.falls == pytest.approx({2: 20.0, 8: 80.0})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda x: 50.0,
+        lambda x: 900 - 3 * x,
+        lambda x: 5 + (x - 900) ** 2 / 99,
+        lambda x: 9 - (x / 300 - 2) ** 3 + x / 9,
+    ],
+)
+def test_what_training_gains_meanwhile_cancels(error):
+    """Of two numbers that are equally good, whatever cubic the error follows."""
+    trial = tried(2, lambda n: 10.0, gain=lambda n: 1.0, error=error)
+    assert trial.falls[1] == pytest.approx(trial.falls[2], rel=1e-6, abs=1e-9)
+    assert trial.count == 1, "one is as good, and fewer"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_overrules_nothing(seed):
+    draw = random.Random(seed)
+    noisy = {"gain": lambda n: 1.0, "error": lambda place: draw.gauss(100 - place / 9, 20)}
+    assert tried(4, lambda n: 10.0 * n, **noisy).count == 4
+    assert tried(4, lambda n: 10.0, **noisy).count == 1
+
+
+def test_the_fall_is_that_of_the_line_through_the_errors():
+    tasks = [Trained(float(x), 1.0, y) for x, y in enumerate([5, 3, 4, 0])]
+    # By hand: the mean slope is -1.4, and 4.2 of the squares are left for 2 degrees of freedom.
+    assert ErrorFall.of(tasks) == pytest.approx((1.4, 4.2 / 2 / 5))
+    assert ErrorFall.of(tasks[:2]).variance == float("inf")
+    assert ErrorFall.of([Trained(1.0, 1.0, 2.0)] * 4).variance == float("inf")
+
+
+def test_a_task_that_compares_with_no_other_is_left_out():
+    tasks = [Trained(float(x), 1.0, 10.0 - x) for x in range(5)]
+    assert ErrorFall.of([*tasks, Trained(9.0)]) == ErrorFall.of(tasks) == (1.0, 0.0)
+
+
+def test_the_verdict_says_what_was_found():
+    trial = tried(4, lambda n: 10.0 * n, rate="staleness", gain=lambda n: 1 / max(1, n - 1))
+    assert trial.verdict().startswith(
+        "replicas: 2 of 4 go on training, more bring less than 5 % (useful updates a second of 4:"
+    )
+    assert "; the error fell in a second by 1: 10, 2: 20, 4: 13.3)" in trial.verdict()

@@ -22,6 +22,8 @@ from syncpretrain.settings import settings_from
 
 ROOT = Path(syncpretrain.__file__).parent
 FEW, MANY = 12, 72  # layers
+BESIDE = ("schedule", "observers", "pretraining/driver.py", "pretraining/training.py")
+BESIDE += ("workers/versions.py", "workers/training.py", "workers/threads.py")
 SCHEDULES: dict[str, dict[str, Any]] = {
     "lockstep": {"refresh_epochs": 0},
     "lockstep with refreshes": {"refresh_epochs": 1},
@@ -91,20 +93,8 @@ def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_p
     def run(depth: int) -> float:
         layers, history = [4] * (depth + 1), History()
         with EventLog(tmp_path / "events.jsonl") as log:
-            observers = [history, log]
-            steps = count_steps(
-                lambda: pretrain(
-                    X, layers=layers, observers=observers, **SCHEDULES[name], **common
-                ),
-                "pretraining/driver.py",
-                *("schedule", "observers"),
-                *(
-                    "workers/versions.py",
-                    "pretraining/training.py",
-                    "workers/training.py",
-                    "workers/threads.py",
-                ),
-            )
+            own = {"layers": layers, "observers": [history, log], **SCHEDULES[name], **common}
+            steps = count_steps(lambda: pretrain(X, **own), *BESIDE)
         return steps / sum(history.epochs)
 
     common: dict[str, Any] = {"epochs": 3, "batch_size": 8, "workers": 2, "runtime": "serial"}

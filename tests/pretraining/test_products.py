@@ -50,32 +50,38 @@ def test_every_runtime_has_the_same_bits(what):
 
 
 @pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+@pytest.mark.usefixtures("usual_form")
 @pytest.mark.parametrize("what", ["rbm", "shared by units"])
 def test_every_form_of_the_products_has_the_same_bits(what):
     found = set()
-    try:
-        for form in FORMS:
-            native.extension.keep_float32_form(form)
-            found.add(bits_of(**MODELS[what], runtime="serial", workers=1))
-    finally:
-        native.extension.keep_float32_form(FORMS[0])
+    for form in FORMS:
+        native.extension.keep_float32_form(form)
+        found.add(bits_of(**MODELS[what], runtime="serial", workers=1))
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("what", MODELS)
-def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch):
-    taken, build = Counter(), Program.__init__
+@pytest.fixture
+def taken(monkeypatch) -> Counter:
+    """Count the calls of own products outside of programs."""
+    multiply, taken = precision.PRODUCTS["own"].multiply, Counter()
 
     def counted(*given, **options):
         taken["called"] += 1
-        return precision.multiply_float32(*given, **options)
+        return multiply(*given, **options)
+
+    counting = precision.PRODUCTS["own"]._replace(multiply=counted)
+    monkeypatch.setitem(precision.PRODUCTS, "own", counting)
+    return taken
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch, taken):
+    build = Program.__init__
 
     def listed(own, phases, slots):
         taken.update(operation[0] for shards in phases for shard in shards for operation in shard)
         build(own, phases, slots)
 
-    own = precision.PRODUCTS["own"]._replace(multiply=counted)
-    monkeypatch.setitem(precision.PRODUCTS, "own", own)
     monkeypatch.setattr(Program, "__init__", listed)
     bits_of(**MODELS[what], runtime="serial", workers=1)
     assert taken["called"] + taken["matmul_float32"] > 0
@@ -107,10 +113,13 @@ def test_what_own_products_do_not_support_is_refused(settings, reported):
 
 def test_sparse_examples_are_refused():
     with pytest.raises(SettingsError, match="products: got own with sparse examples"):
-        pretrain(sparse.csr_matrix(X), **BASE)
+        pretrain(SPARSE, **BASE | {"layers": (300, 9)})
 
 
 WIDE = DenseShape(300, 300), DenseShape(300, 10)
+DENSE = np.random.default_rng(0).random((60, 300), dtype=np.float32)
+SPARSE = sparse.random(60, 300, 0.05, format="csr", dtype=np.float32, random_state=0)
+HOW = {"layers": (300, 300), "epochs": 1, "batch_size": 20, "warn": False}
 
 
 @pytest.mark.skipif(FORMS[:1] in ((), ("portable",)), reason="own products are slow here")
@@ -148,36 +157,22 @@ class TestAuto:
             ("blas", {"layers": (300, 20)}),
         ],
     )
-    def test_pretraining(self, products, settings, monkeypatch):
-        multiply, own = precision.PRODUCTS["own"].multiply, Counter()
-
-        def counted(*given, **options):
-            own["called"] += 1
-            return multiply(*given, **options)
-
-        counting = precision.PRODUCTS["own"]._replace(multiply=counted)
-        monkeypatch.setitem(precision.PRODUCTS, "own", counting)
-        data = np.random.default_rng(0).random((60, 300), dtype=np.float32)
-        how = {"layers": (300, 300, 10), "epochs": 1, "batch_size": 20, "warn": False} | settings
-        auto = pretrain(data, **how)
-        assert bool(own["called"]) == (products == "own")
-        assert auto.parameters_sha256 == pretrain(data, products=products, **how).parameters_sha256
+    def test_pretraining(self, products, settings, taken):
+        how = HOW | {"layers": (300, 300, 10)} | settings
+        auto = pretrain(DENSE, **how)
+        assert bool(taken["called"]) == (products == "own")
+        assert auto.parameters_sha256 == pretrain(DENSE, products=products, **how).parameters_sha256
 
     def test_sparse_rows_are_the_blas_s(self):
-        rows = sparse.random(60, 300, 0.05, format="csr", dtype=np.float32, random_state=0)
-        how = {"layers": (300, 300), "epochs": 1, "batch_size": 20, "warn": False}
-        shas = {pretrain(rows, products=p, **how).parameters_sha256 for p in ("auto", "blas")}
+        shas = {pretrain(SPARSE, products=p, **HOW).parameters_sha256 for p in ("auto", "blas")}
         assert len(shas) == 1
 
     def test_the_stack_says_what_was_taken(self):
-        data = np.random.default_rng(0).random((60, 300), dtype=np.float32)
-        stack = pretrain(data, layers=(300, 300), epochs=1, batch_size=20, warn=False)
-        assert stack.info["pretrain"]["products"] == "own"
+        assert pretrain(DENSE, **HOW).info["pretrain"]["products"] == "own"
 
     def test_parts_of_either_kind_train_the_same_stack(self):
-        rows = sparse.random(60, 300, 0.05, format="csr", dtype=np.float32, random_state=0)
-        found = set()
-        for parts in ((rows, rows), (rows.toarray(), rows), (rows, rows.toarray())):
+        dense, found = SPARSE.toarray(), set()
+        for parts in ((SPARSE, SPARSE), (dense, SPARSE), (SPARSE, dense)):
             rbms = StackedRBM([300, 20], batch_size=20, random_state=0, visible_units="bernoulli")
             for part in parts:
                 rbms.partial_fit(part)
@@ -193,11 +188,10 @@ class TestAuto:
 
 @pytest.mark.parametrize("lacking", [("pretrain", "finetune"), ("finetune",)])
 def test_a_run_that_began_without_the_setting_goes_on_with_the_blas(lacking, tmp_path):
-    how = {"batch_size": 20, "epochs": 3, "products": "blas"}
-    how["data"] = {"name": str(tmp_path / "x.npy")}
-    tuning = {"objective": "reconstruction", "epochs": 1, "batch_size": 20, "products": "blas"}
-    how["finetune"] = tuning
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((60, 300), dtype=np.float32))
+    how = {"batch_size": 20, "products": "blas"}
+    tuning = {"objective": "reconstruction", "epochs": 1, **how}
+    how |= {"epochs": 3, "data": {"name": str(tmp_path / "x.npy")}, "finetune": tuning}
+    np.save(tmp_path / "x.npy", DENSE)
     settings = settings_from((300, 300), **how)
     whole = train_run(settings, out=tmp_path / "whole")
     with pytest.raises(DivergedError):

@@ -10,40 +10,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from convolutionalruns import MODELS, driver
 from disturbedsteps import before_steps
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import notices_of
 
 from syncpretrain import load, pretrain
-from syncpretrain.array_files import read_arrays, write_arrays
 from syncpretrain.data.order import minibatches
-from syncpretrain.errors import CheckpointError, RunInterrupted, SettingsError
-from syncpretrain.events import EpochFinished, LayerFinished, RunFinished
+from syncpretrain.errors import RunInterrupted, SettingsError
+from syncpretrain.events import EpochFinished, LayerFinished
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.settings import read_settings, settings_from
-from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.pool import StreamPool
 
-DELAYS = (0.0, 0.4, 1.0, 2.5)
 
-
-def transcribed(bits, variant, delay) -> list[np.ndarray]:
-    """Return the weights after the definition: one minibatch after another, layer by layer.
+def assert_is_as_defined(run) -> None:
+    """Compare a run with the definition: one minibatch after another, layer by layer.
 
     Each layer is trained by its learner's own gradient, whose tests are elsewhere.
     """
-    options = {"epochs": 2, "batch_size": 30, "seed": 3, **VARIANTS[variant]}
-    settings = settings_from(LAYERS, **options).pretrain
-    learners = build_learners(settings)
-    scaled = streamed(bits, variant)
-    data = scaled._data.train
-    steps = -(-len(data) // 30)
-    delays = [round(i * delay * steps) for i in range(len(learners))]
+    settings, data = run.settings, run._data.train
+    learners, size = build_learners(settings), settings.batch_size
+    steps = -(-len(data) // size)
+    delays = [round(i * settings.delay * steps) for i in range(len(learners))]
     own = [n * steps for n in settings.epochs]
     last = max(d + n for d, n in zip(delays, own, strict=True))
     number = 0
     for number_of_pass in range(1, -(-last // steps) + 1):
-        for rows in minibatches(len(data), 30, seed=3, layer=1, epoch=number_of_pass):
+        for rows in minibatches(len(data), size, seed=3, layer=1, epoch=number_of_pass):
             number += 1
             x = data[rows]
             for i, learner in enumerate(learners):
@@ -57,32 +51,31 @@ def transcribed(bits, variant, delay) -> list[np.ndarray]:
                     learner.gradient(x, np.arange(len(x)), epoch=epoch, step=step)
                     learner.update(epoch=epoch)
                 x = means
-    return [learner.weight for learner in learners]
+    for layer, learner in zip(run.run().layers, learners, strict=True):
+        np.testing.assert_allclose(layer.weight, learner.weight, rtol=2e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("delay", DELAYS)
+def states_of(run):
+    """Run; return the states that are saved meanwhile."""
+    states = []
+    run.save = lambda state, *, done, final: states.append(state())
+    run.run()
+    return states
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.0, 2.5])
 @pytest.mark.parametrize(
     "variant", [v for v in VARIANTS if not {"shards", "early_stopping"} & VARIANTS[v].keys()]
 )
 def test_it_computes_what_is_defined(bits, variant, delay):
-    found = streamed(bits, variant, delay=delay, runtime="serial").run()
-    expected = transcribed(bits, variant, delay)
-    for layer, weight in zip(found.layers, expected, strict=True):
-        np.testing.assert_allclose(layer.weight, weight, rtol=2e-3, atol=2e-5)
+    assert_is_as_defined(streamed(bits, variant, delay=delay, runtime="serial"))
 
 
-def test_every_epoch_is_reported_in_the_calling_thread(bits):
-    events = []
-    observers = [lambda event: events.append((event, threading.current_thread()))]
-    streamed(bits, "uneven", workers=3, observers=observers).run()
-    assert {thread for _, thread in events} == {threading.main_thread()}
-    finished = [e for e, _ in events if isinstance(e, EpochFinished)]
-    assert sorted((e.layer, e.epoch) for e in finished) == [
-        (layer, epoch) for layer, last in ((1, 3), (2, 1), (3, 2)) for epoch in range(1, last + 1)
-    ]
-    assert all(np.isfinite([e.train_error, e.validation_error]).all() for e in finished)
-    assert {e.layer for e, _ in events if isinstance(e, LayerFinished)} == {1, 2, 3}
-    assert isinstance(events[-1][0], RunFinished)
+@pytest.mark.parametrize("delay", [0.0, 1.5])
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_so_do_convolutions(images, model, delay):
+    own = {"handoff": "minibatch", "delay": delay, "runtime": "serial", **MODELS[model]}
+    assert_is_as_defined(driver(images, **own))
 
 
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
@@ -130,10 +123,7 @@ def test_no_layer_ends_two_epochs_between_two_states_that_are_saved(bits, monkey
 
 
 def test_layers_that_were_complete_are_told_when_a_run_is_resumed(bits):
-    states = []
-    run = streamed(bits, "uneven", runtime="serial")  # 3, 1 and 2 epochs
-    run.save = lambda state, *, done, final: states.append(state())
-    run.run()
+    states = states_of(streamed(bits, "uneven", runtime="serial"))  # 3, 1 and 2 epochs
     state = next(state for state in states if state.done[1] == 1)
     assert min(state.done[0], state.done[2]) < 2
     events = []
@@ -144,32 +134,6 @@ def test_layers_that_were_complete_are_told_when_a_run_is_resumed(bits):
     assert ends[0].layer == 2
     assert events.index(ends[0]) == 1, "after RunStarted"
     assert sorted(e.layer for e in ends) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("damage", ["check", "array"])
-def test_a_file_that_does_not_fit_is_refused(bits, tmp_path, damage):
-    states = []
-    run = streamed(bits, "rbm", runtime="serial")
-    run.save = lambda state, *, done, final: states.append(state())
-    run.run()
-    state = states[0]
-    if damage == "array":
-        ring = {99: np.zeros((1, 1), np.float32)}
-        state = replace(state, layers=(replace(state.layers[0], ring=ring), *state.layers[1:]))
-    path = tmp_path / "x.safetensors"
-    STREAM_STATE.write(path, state, {"data": "abc"})
-
-    def check(header):
-        raise CheckpointError(f"is of another run: {header}")
-
-    if damage == "check":
-        with pytest.raises(CheckpointError, match=r"x\.safetensors: is of another run: .*abc"):
-            STREAM_STATE.read(path, check)
-        return
-    header, arrays = read_arrays(path)
-    write_arrays(path, header, {n: a for n, a in arrays.items() if n != "ring.1.99"})
-    with pytest.raises(CheckpointError, match="is damaged"):
-        STREAM_STATE.read(path)
 
 
 AFTER = "the layers train one after another"
@@ -198,10 +162,9 @@ def test_a_delay_as_long_as_the_epochs_below_is_pointed_out(bits, epochs, delay,
 
 
 def test_a_resumed_run_does_not_repeat_it(bits):
-    states, events = [], []
-    run = streamed(bits, "rbm", delay=3, runtime="serial")  # threads may end before one is saved
-    run.save = lambda state, *, done, final: states.append(state())
-    run.run()
+    events = []
+    # Threads may end before a state is saved.
+    states = states_of(streamed(bits, "rbm", delay=3, runtime="serial"))
     again = streamed(bits, "rbm", delay=3, observers=[events.append])
     again.resume = states[0]
     again.run()

@@ -163,50 +163,50 @@ class TestBits:
             pretrain(mapped(tmp_path, X), **STREAM)
 
 
+def damage(rows, place, value):
+    """Return an observer that writes a value into rows after the first epoch of layer 1."""
+
+    def observe(event):
+        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
+            rows[place, 4] = value
+
+    return observe
+
+
 class TestWrittenTo:
     """Data into which something writes while it is trained on."""
 
-    def damaged(self, path, rows, value, after=(1, 1)):
-        """Return an observer that writes a value after an epoch of a layer."""
-        file = np.load(path, mmap_mode="r+")
-
-        def damage(event):
-            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == after:
-                file[rows, 4] = value
-                file.flush()
-
-        return damage
+    def fails(self, X, place, message, *, value=np.nan, into=None, **options):
+        """Fail while X is written to, or ``into`` the file that it is mapped from."""
+        observers = [damage(X if into is None else np.load(into, mmap_mode="r+"), place, value)]
+        with pytest.raises(WorkerError, match=message) as end:
+            pretrain(X, **{**STREAM, "runtime": "serial", "observers": observers, **options})
+        return end.value
 
     @pytest.mark.parametrize("runtime", ["serial", "threads", "processes"])
     @pytest.mark.parametrize("value", [np.nan, np.inf, 7.0])
     def test_a_bad_value_in_a_file_is_blamed_on_the_file(self, tmp_path, value, runtime):
         X = mapped(tmp_path, example_rows("float32"))
-        observers = [self.damaged(tmp_path / "x.npy", 517, value)]
         message = (
             rf"layer 1 failed in epoch \d+: DataError: X, mapped from .*x\.npy: got {value:g} at"
             r" row 517, column 4 \(counted from 0\), expected the values that it had when the run"
             " began; let nothing write to it"
         )
-        options = {**STREAM, "epochs": 100, "runtime": runtime, "observers": observers}
-        with pytest.raises(WorkerError, match=message) as end:
-            pretrain(X, **options)
-        assert isinstance(end.value.__cause__, DataError)
-        assert all(np.isfinite(layer.weight).all() for layer in end.value.stack.layers)
+        where = {"into": tmp_path / "x.npy", "epochs": 100, "runtime": runtime}
+        end = self.fails(X, 517, message, value=value, **where)
+        assert isinstance(end.__cause__, DataError)
+        assert all(np.isfinite(layer.weight).all() for layer in end.stack.layers)
 
     def test_all_rows_of_a_minibatch_are_counted(self, tmp_path):
         X = mapped(tmp_path, example_rows("float64"))
-        observers = [self.damaged(tmp_path / "x.npy", slice(500, 600), np.nan)]
-        options = {**STREAM, "runtime": "serial", "epochs": 9, "shuffle": "blocks:40"}
         message = r"got nan at row 5\d\d, column 4 \(counted from 0\), and bad values in \d+ more"
-        with pytest.raises(WorkerError, match=message):
-            pretrain(X, observers=observers, **options)
+        how = {"into": tmp_path / "x.npy", "epochs": 9, "shuffle": "blocks:40"}
+        self.fails(X, slice(500, 600), message, **how)
 
     def test_so_is_one_that_only_layers_above_train_on(self, tmp_path):
         X = mapped(tmp_path, example_rows("float32"))
-        observers = [self.damaged(tmp_path / "x.npy", slice(None), np.nan)]
-        options = {**STREAM, "runtime": "serial", "epochs": (1, 9), "observers": observers}
-        with pytest.raises(WorkerError, match=r"layer 1 failed .*x\.npy: got nan at row"):
-            pretrain(X, **options)
+        message = r"layer 1 failed .*x\.npy: got nan at row"
+        self.fails(X, slice(None), message, into=tmp_path / "x.npy", epochs=(1, 9))
 
     @pytest.mark.parametrize("epochs", [9, (1, 9)])
     @pytest.mark.parametrize("is_mapped", [False, True])
@@ -215,15 +215,8 @@ class TestWrittenTo:
         if is_mapped:
             mapped(tmp_path, X)
             X = np.load(tmp_path / "x.npy", mmap_mode="r+")
-
-        def damage(event):
-            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
-                X[517, 4] = np.nan
-
-        options = {**STREAM, "runtime": "serial", "epochs": epochs, "observers": [damage]}
         message = "layer 1 failed in epoch .: DataError: X: got nan at row 517, column 4 .*expected"
-        with pytest.raises(WorkerError, match=message):
-            pretrain(X, **options)
+        self.fails(X, 517, message, epochs=epochs)
 
     def test_a_layer_that_diverges_is_still_blamed(self, tmp_path):
         X = mapped(tmp_path, example_rows("float32"))
@@ -233,20 +226,14 @@ class TestWrittenTo:
 
     def test_a_row_is_that_of_the_part_that_was_given(self, tmp_path):
         X = mapped(tmp_path, example_rows("float32"))[300:]
-        observers = [self.damaged(tmp_path / "x.npy", 517, np.nan)]
-        with pytest.raises(WorkerError, match="got nan at row 217, column 4"):
-            pretrain(X, **{**STREAM, "epochs": 100, "observers": observers})
+        message = "got nan at row 217, column 4"
+        how = {"into": tmp_path / "x.npy", "epochs": 100, "runtime": "threads"}
+        self.fails(X, 517, message, **how)
 
 
 def test_masked_values_are_not_taken_for_numbers():
     X = np.ma.masked_array(np.full((8, 3), 0.5), mask=False)
-    options = {
-        "layers": [3, 2],
-        "handoff": "minibatch",
-        "epochs": 1,
-        "batch_size": 4,
-        "warn": False,
-    }
+    options = {"layers": [3, 2], "handoff": "minibatch", "epochs": 1, "batch_size": 4}
     plain = pretrain(Minibatches([X]), **options).parameters_sha256
     assert plain == pretrain(Minibatches([X.data]), **options).parameters_sha256
     X[2, 1] = np.ma.masked

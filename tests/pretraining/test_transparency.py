@@ -11,7 +11,7 @@ from onelayer import layer_settings
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.events import EpochFinished, Event
+from syncpretrain.events import EpochFinished
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
@@ -22,8 +22,6 @@ from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import MomentumSchedule, settings_from
 
 LAYERS = (16, 12, 8, 5)
-
-
 Train = Callable[..., Stack]
 
 
@@ -69,49 +67,33 @@ def test_an_argument_of_another_type_is_refused(train, wrong, message):
         train(**wrong)
 
 
-def test_validation_data_changes_no_parameter(train, bits):
-    errors = []
-
-    def note(event: Event) -> None:
-        if isinstance(event, EpochFinished):
-            errors.append(event.validation_error)
-
-    held_out = np.random.default_rng(0).random((37, 16))
-    with_it = train(validation=held_out, observers=[note])
+def test_validation_data_changes_no_parameter(train):
+    history, held_out = History(), np.random.default_rng(0).random((37, 16))
+    with_it = train(validation=held_out, observers=[history])
     assert with_it.parameters_sha256 == train().parameters_sha256
+    errors = [e.validation_error for e in history.events if isinstance(e, EpochFinished)]
     assert len(errors) == 9
     assert all(0 < error < 16 for error in errors)
 
 
 def test_greedy_equals_training_layer_by_layer_by_hand(train, bits):
     stack = train(schedule="greedy", blas_threads=1, seed=7, epochs=(3, 2, 4))
+    settings = {"batch_size": 15, "learning_rate": 0.1, "weight_decay": 0.0002, "cd_steps": 1}
+    settings |= {"momentum": MomentumSchedule("0.5:5,0.9"), "seed": 7}
+    alone = {"stop": lambda: False, "progress": lambda _: None}
     X, layers = bits, []
     with blas_limit(1):
         for number, (visible, hidden) in enumerate(pairwise(LAYERS), start=1):
-            rbm = RBM(
-                number,
-                visible,
-                hidden,
-                layer_settings(
-                    batch_size=15,
-                    learning_rate=0.1,
-                    momentum=MomentumSchedule("0.5:5,0.9"),
-                    weight_decay=0.0002,
-                    cd_steps=1,
-                    seed=7,
-                ),
-            )
+            rbm = RBM(number, visible, hidden, layer_settings(**settings))
             training = WholeStep(rbm)
             for epoch in range(1, (3, 2, 4)[number - 1] + 1):
-                train_epoch(
-                    rbm, training, X, epoch=epoch, stop=lambda: False, progress=lambda _: None
-                )
+                train_epoch(rbm, training, X, epoch=epoch, **alone)
             layers.append(DenseLayer(rbm.weight, rbm.hidden_bias, rbm.visible_bias))
             X = rbm.snapshot().up(X)
     assert Stack(tuple(layers)).parameters_sha256 == stack.parameters_sha256
 
 
-def test_the_data_is_not_written_to(train, bits):
+def test_the_data_is_not_written_to(bits):
     copy = bits.copy()
     pretrain(copy, layers=LAYERS, epochs=2, batch_size=15)
     np.testing.assert_array_equal(copy, bits)
@@ -123,12 +105,8 @@ def test_only_the_validation_rows_that_are_looked_at_go_through_the_layers(bits)
     runs = []
     for validation in (many, some):
         history = History()
-        run = Pretraining(
-            settings_from(LAYERS, batch_size=15, epochs=2).pretrain,
-            bits,
-            validation,
-            observers=[history],
-        )
+        settings = settings_from(LAYERS, batch_size=15, epochs=2).pretrain
+        run = Pretraining(settings, bits, validation, observers=[history])
         assert len(run.inputs.validation) == 1000
         run.run()
         finished = [event for event in history.events if isinstance(event, EpochFinished)]

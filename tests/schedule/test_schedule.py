@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduleplay import (
     NEVER,
-    PACES,
+    drawn,
     free,
     in_pairs,
     last_epochs,
@@ -18,6 +18,8 @@ from scheduleplay import (
     play,
     shortened,
     stops_after,
+    two_seeds,
+    two_slots,
 )
 
 from syncpretrain.errors import ScheduleError, SettingsError
@@ -34,14 +36,7 @@ from syncpretrain.schedule.schedule import Schedule, Train
 
 
 @pytest.mark.parametrize("stops_early", [False, True])
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    drain=st.booleans(),
-    last=last_epochs,
-    slots=st.integers(1, 6),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace drain last slots seed")
 @example(
     plans=[LayerPlan(4), LayerPlan(1, refresh_epochs=2), LayerPlan(1)],
     pace=lockstep,
@@ -65,21 +60,8 @@ def test_every_run_ends_and_reads_nothing_freed(plans, pace, drain, last, slots,
     assert schedule.done[0] == shortened(plans, last)[0].epochs
 
 
-@given(plans=layer_plans, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
-def test_lockstep_reads_do_not_depend_on_timing_or_slots(plans, slots, seed):
-    schedule = Schedule(plans, lockstep(plans), slots=slots)
-    play(schedule, len(plans), slots, random.Random(seed))
-    assert schedule.reads == planned_reads(plans, lockstep_row)
-
-
 @pytest.mark.parametrize("stops_early", [False, True])
-@given(
-    plans=layer_plans,
-    drain=st.booleans(),
-    last=last_epochs,
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
-)
+@drawn("plans drain last", slots=two_slots, seeds=two_seeds)
 def test_a_free_run_replays_under_any_timing(plans, drain, last, slots, seeds, stops_early):
     """Layers that stopped early stop again where the reads end."""
     stops = stops_after(last if stops_early else NEVER)
@@ -88,18 +70,6 @@ def test_a_free_run_replays_under_any_timing(plans, drain, last, slots, seeds, s
     replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
     play(replayed, len(plans), slots[1], random.Random(seeds[1]), stops)
     assert replayed.reads == recorded.reads
-
-
-@given(plans=layer_plans, pace=st.sampled_from(PACES), seed=st.integers())
-def test_no_ready_layer_sleeps_while_a_slot_is_free(plans, pace, seed):
-    slots = len(plans)
-    schedule = Schedule(plans, pace(plans), slots=slots)
-    rng = random.Random(seed)
-    schedule.begin()
-    while schedule.training:
-        layers = schedule._layers
-        assert all(layers._readable(i) is None for i in range(slots)), "whether or not it was woken"
-        schedule.finished(rng.choice(schedule.training))
 
 
 def test_lockstep_timeline_of_the_design():
@@ -124,16 +94,24 @@ def test_lockstep_timeline_of_the_design():
     ]
 
 
-def test_reads_where_layers_differ_in_epochs():
-    plans = [LayerPlan(4), LayerPlan(2, refresh_epochs=2), LayerPlan(7)]
-    assert planned_reads(plans, lockstep_row) == (
-        (0, 0, 0, 0),
-        (1, 2, 3, 3, 4, 4),
-        (1, 2, 2, 2, 2, 2, 2),
-    )
-    until_first = partial(lockstep_row, drain=False)
-    assert planned_reads(plans, until_first)[1] == (1, 2, 3), "layer 1 ends with tick 4"
-    assert planned_reads(plans, greedy_row) == ((0,) * 4, (4,) * 2, (2,) * 7)
+OTHERS = [LayerPlan(4), LayerPlan(2, refresh_epochs=2), LayerPlan(7)]
+ONCE = [LayerPlan(6, refresh_epochs=0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("plans", "rule", "reads"),
+    [
+        (OTHERS, lockstep_row, ((0,) * 4, (1, 2, 3, 3, 4, 4), (1, *[2] * 6))),
+        # Layer 1 ends with tick 4, when layer 2 has trained three epochs.
+        (OTHERS, partial(lockstep_row, drain=False), ((0,) * 4, (1, 2, 3), (1, *[2] * 6))),
+        (OTHERS, greedy_row, ((0,) * 4, (4,) * 2, (2,) * 7)),
+        # The layers above read the last version of a layer that stopped.
+        (shortened(ONCE, [3, 9]), lockstep_row, ((0,) * 3, (1, 2, 3, 3, 3, 3))),
+        (shortened(ONCE, [3, 9]), greedy_row, ((0,) * 3, (3,) * 6)),
+    ],
+)
+def test_reads_where_layers_differ_in_epochs(plans, rule, reads):
+    assert planned_reads(plans, rule) == reads
 
 
 def test_a_publisher_sleeps_while_two_versions_wait_unread():
@@ -174,14 +152,6 @@ def test_first_layer_finish_ends_without_the_refresh():
     assert schedule.reads == ((0, 0), (1,))
 
 
-def test_free_slots_go_to_the_longest_critical_path():
-    plans = [LayerPlan(3)] * 3
-    schedule = Schedule(plans, lockstep(plans), slots=1)
-    log = play(schedule, 3, 1, random.Random(0))
-    # The lowest goes first, unless it sleeps because two of its versions wait unread.
-    assert [c.layer for c in log] == [1, 1, 2, 1, 2, 3, 2, 3, 3]
-
-
 def test_an_illegal_move_tells_the_story():
     schedule = Schedule([LayerPlan(1), LayerPlan(1)], lockstep([LayerPlan(1)] * 2), slots=1)
     schedule.begin()
@@ -198,19 +168,10 @@ def test_refreshes_on_refreshes_beyond_measure_are_refused():
 class TestStops:
     """Layers that have learned enough before their stipulated epochs are over."""
 
-    @given(plans=layer_plans, last=last_epochs, slots=st.integers(1, 6), seed=st.integers(0, 2**32))
-    def test_a_free_run_to_the_end_of_layer_1_ends_too(self, plans, last, slots, seed):
-        schedule = Schedule(plans, free(plans, drain=False), slots=slots)
-        play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
-        for done, plan in zip(schedule.done, shortened(plans, last), strict=True):
-            assert done >= plan.epochs
-
-    @given(
-        plans=layer_plans,
+    @drawn(
+        "plans slots seed",
         rule=st.sampled_from([lockstep_row, greedy_row, in_pairs]),
-        last=last_epochs,
-        slots=st.integers(1, 6),
-        seed=st.integers(0, 2**32),
+        last=last_epochs | st.just(NEVER),
     )
     def test_planned_reads_are_those_of_the_shortened_plans(self, plans, rule, last, slots, seed):
         schedule = Schedule(plans, Planned(plans, rule), slots=slots)
@@ -237,14 +198,6 @@ class TestStops:
             begun = sum(version <= newest for version in before)
             assert after[:begun] == before[:begun]
             newest = begun
-
-    def test_the_layers_above_read_the_last_version_of_a_stopped_one(self):
-        plans = [LayerPlan(6, refresh_epochs=0)] * 2
-        assert planned_reads(shortened(plans, [3, 9]), lockstep_row) == (
-            (0,) * 3,
-            (1, 2, 3, 3, 3, 3),
-        )
-        assert planned_reads(shortened(plans, [3, 9]), greedy_row) == ((0,) * 3, (3,) * 6)
 
     @pytest.mark.parametrize("pace", [lockstep, free])
     def test_newer_versions_wake_a_stopped_layer_for_refreshes(self, pace):

@@ -10,9 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import given
 from hypothesis import strategies as st
-from scheduleplay import PACES, layer_plans, stops_after
+from scheduleplay import drawn, stops_after
 
 from syncpretrain.schedule.kinds import Fixed, LayerPlan, Pace
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
@@ -151,27 +150,14 @@ def check_against_definition(
     assert schedule.is_finished
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    costs=st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
-    last=st.lists(st.integers(1, 7), min_size=5, max_size=5),
-    slots=st.integers(1, 6),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace last slots seed", costs=st.lists(st.floats(0.1, 10), min_size=5, max_size=5))
 def test_every_answer_is_that_of_the_definition(plans, pace, costs, last, slots, seed):
     schedule = Schedule(plans, pace(plans), slots=slots)
     definition = Definition(plans, pace(plans), slots, costs)
     check_against_definition(schedule, definition, random.Random(seed), last)
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    limit=st.sampled_from([1, 2, 3, None]),
-    slots=st.integers(1, 6),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace slots seed", limit=st.sampled_from([1, 2, 3, None]))
 def test_those_that_end_with_layer_1_and_their_replays_too(plans, pace, limit, slots, seed):
     rng, never = random.Random(seed), [10**9] * len(plans)
     costs = [1.0] * len(plans)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example
 from hypothesis import strategies as st
 from scheduleplay import (
     FREE,
@@ -17,16 +17,17 @@ from scheduleplay import (
     PACES,
     Memory,
     Play,
+    drawn,
     greedy,
-    last_epochs,
-    layer_plans,
     lockstep,
-    planned_reads,
+    many_slots,
     stops_after,
+    two_seeds,
+    two_slots,
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads, lockstep_row
+from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads
 from syncpretrain.schedule.schedule import Past, Schedule, Train
 
 free = FREE["synchronized"]
@@ -73,8 +74,8 @@ class Drifting(Play):
         self.running = []
 
 
-def by_drift(plans: Sequence[LayerPlan], least: float = LEAST) -> list[LayerPlan]:
-    return [replace(plan, least_drift=least) for plan in plans]
+def by_drift(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+    return [replace(plan, least_drift=LEAST) for plan in plans]
 
 
 def played(
@@ -88,15 +89,9 @@ def played(
     return schedule, run
 
 
-seeds = st.integers(0, 2**32)
-
-
-@given(
-    plans=layer_plans,
+@drawn(
+    "plans slots seed points",
     pace=st.sampled_from([partial(p, drain=drain) for p in PACES for drain in (True, False)]),
-    slots=st.integers(1, 6),
-    seed=seeds,
-    points=st.integers(0, 99),
 )
 def test_every_run_ends_and_reads_nothing_freed(plans, pace, slots, seed, points):
     plans = by_drift(plans)
@@ -118,14 +113,11 @@ def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: La
 
 
 @pytest.mark.parametrize("stops_early", [False, True])
-@given(
-    plans=layer_plans,
+@drawn(
+    "plans drain last points",
     pace=st.sampled_from(list(KNOWN.values())),
-    drain=st.booleans(),
-    last=last_epochs,
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    two=st.tuples(seeds, seeds),
-    points=st.integers(0, 99),
+    slots=two_slots,
+    two=two_seeds,
 )
 @example(
     plans=[LayerPlan(4), LayerPlan(2), LayerPlan(1, refresh_epochs=1)],
@@ -154,7 +146,7 @@ def said(schedule: Schedule) -> list[object]:
     return sorted(schedule.judged_since(0), key=lambda j: (j.layer, j.version))
 
 
-@given(plans=layer_plans, slots=st.integers(1, 6), seed=seeds, points=st.integers(0, 99))
+@drawn("plans slots seed points")
 def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
     plans, slots, seed, points
 ):
@@ -176,15 +168,7 @@ def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
         assert [j.version for j in schedule.judged_since(0) if j.layer == i + 1] == judged
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
-    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
-    seed=seeds,
-    points=st.integers(0, 99),
-)
+@drawn("plans pace last cuts seed points", slots=many_slots)
 def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, seed, points):
     plans = by_drift(plans)
     run = Drifting(plans, seed, points, last)
@@ -205,14 +189,7 @@ def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, se
         assert schedule.reads == whole.reads
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.integers(1, 6),
-    seed=seeds,
-    points=st.integers(0, 99),
-)
+@drawn("plans pace last slots seed points")
 def test_a_worker_need_keep_only_what_its_last_command_named(
     plans, pace, last, slots, seed, points
 ):
@@ -232,32 +209,12 @@ def test_a_worker_need_keep_only_what_its_last_command_named(
     run.go(schedule, schedule.begin(), float("inf"))
 
 
-@given(
-    plans=layer_plans,
-    drain=st.booleans(),
-    slots=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    two=st.tuples(seeds, seeds),
-    points=st.integers(0, 99),
-)
+@drawn("plans drain points", slots=two_slots, two=two_seeds)
 def test_a_recorded_run_replays(plans, drain, slots, two, points):
     recorded, _ = played(by_drift(plans), partial(free, drain=drain), slots[0], two[0], points)
     fixed = lambda plans: Fixed(recorded.reads)  # noqa: E731
     replayed, _ = played(plans, fixed, slots[1], two[1], points)
     assert replayed.reads == recorded.reads
-
-
-def test_a_drift_that_no_version_exceeds_is_as_without_refreshes():
-    plans = [LayerPlan(4), LayerPlan(2, 2), LayerPlan(3, 1)]
-    schedule, _ = played(by_drift(plans, 99.0), lockstep, 3, 0, 0)
-    none = [replace(plan, refresh_epochs=0) for plan in plans]
-    assert schedule.reads == planned_reads(none, lockstep_row)
-
-
-def test_a_drift_that_every_version_exceeds_is_as_always():
-    plans = [LayerPlan(4), LayerPlan(2, 2), LayerPlan(3, 1)]
-    schedule, _ = played(by_drift(plans, -1.0), lockstep, 3, 0, 0)
-    assert schedule.reads == planned_reads(plans, lockstep_row)
-    assert all(judgement.wakes for judgement in schedule.judged_since(0))
 
 
 def told(schedule: Schedule, distances: Sequence[float]) -> Reads:
@@ -279,14 +236,8 @@ def test_drift_adds_up():
     schedule = Schedule(plans, lockstep(plans), slots=2)
     assert told(schedule, places)[1] == (1, 4, 9)
     asleep = [j for j in schedule.judged_since(0) if not j.wakes]
-    assert [(j.since, j.version) for j in asleep] == [
-        (1, 2),
-        (1, 3),
-        (4, 5),
-        (4, 6),
-        (4, 7),
-        (4, 8),
-    ]
+    judged = [(j.since, j.version) for j in asleep]
+    assert judged == [(1, 2), (1, 3), (4, 5), (4, 6), (4, 7), (4, 8)]
     assert asleep[0].drift == pytest.approx(0.2)
     assert (asleep[0].layer, asleep[0].least) == (2, LEAST)
 

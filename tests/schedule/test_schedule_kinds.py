@@ -1,50 +1,44 @@
-"""Every kind of schedule of the table, wherever one is accepted, executed or predicted."""
+"""Every kind of schedule of the table, wherever one is accepted; and the reads in rounds."""
 
 from __future__ import annotations
 
-import itertools
-import signal
-from collections.abc import Iterator
+import random
+from collections.abc import Sequence
 from functools import partial
 from typing import get_args, get_type_hints
 
 import pytest
-from disturbedsteps import after_steps
+from hypothesis import strategies as st
+from scheduleplay import drawn, planned_reads, play, shortened, stops_after
 
 from syncpretrain import pretrain
 from syncpretrain.cli.compare import command as compare_command
 from syncpretrain.cli.train import train as train_command
-from syncpretrain.errors import RunInterrupted, SettingsError
-from syncpretrain.events import EpochStarted
+from syncpretrain.errors import SettingsError
+from syncpretrain.observers.history import History
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
-from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.build import build_schedule
 from syncpretrain.runs.compare import STARTS
-from syncpretrain.schedule.kinds import ASYNC, SCHEDULES, UNTRAINED
-from syncpretrain.settings import settings_from
+from syncpretrain.schedule.kinds import (
+    ASYNC,
+    GROUP_SIZE,
+    SCHEDULES,
+    UNTRAINED,
+    LayerPlan,
+    Planned,
+    Reads,
+    greedy_row,
+    lockstep_row,
+    rounds_row,
+)
+from syncpretrain.schedule.schedule import Schedule
+from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import PretrainFields
-from syncpretrain.workers.state import PretrainState
 
-pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 6, 4)
 RUN = {"layers": LAYERS, "epochs": (3, 2, 1, 2), "refresh_epochs": (0, 1, 0, 1), "batch_size": 20}
 EACH = pytest.mark.parametrize("name", SCHEDULES)
-
-
-def pretraining(bits, name, **others) -> Pretraining:
-    options = {**RUN, "schedule": name, "blas_threads": 1, **others}
-    layers = options.pop("layers")
-    given = {key: options.pop(key) for key in ("save", "resume") if key in options}
-    return Pretraining(settings_from(layers, **options).pretrain, bits, bits[:40], **given)
-
-
-def interrupt_at(number: int, steps: Iterator[int]) -> None:
-    if next(steps) == number:
-        signal.raise_signal(signal.SIGINT)
-
-
-def keep(states: list[PretrainState], state, *, done, final) -> None:
-    states.append(state())
 
 
 def test_the_settings_name_the_kinds_of_the_table():
@@ -59,61 +53,11 @@ def test_the_command_line_names_them_too(command):
 
 
 @EACH
-def test_the_weights_do_not_depend_on_the_runtime_or_the_workers(bits, name):
-    runs = [
-        pretraining(bits, name, runtime="serial"),
-        pretraining(bits, name, runtime="threads", workers=1),
-        pretraining(bits, name, runtime="threads", workers=3),
-        pretraining(bits, name, runtime="processes", workers=2),
-    ]
-    assert len({run.run().parameters_sha256 for run in runs}) == 1
-
-
-@EACH
 def test_a_replay_of_its_reads_gives_the_same_weights(bits, name):
-    events: list[EpochStarted] = []
-    stack = pretrain(
-        bits,
-        **RUN,
-        schedule=name,
-        blas_threads=1,
-        observers=[lambda e: events.append(e) if isinstance(e, EpochStarted) else None],
-    )
-    layers = range(1, len(LAYERS))
-    reads = tuple(tuple(e.reads for e in events if e.layer == layer) for layer in layers)
-    again = pretrain(bits, **RUN, schedule=name, blas_threads=1, replay=reads)
+    history, run = History(), RUN | {"schedule": name, "blas_threads": 1}
+    stack = pretrain(bits, **run, observers=[history])
+    again = pretrain(bits, **run, replay=history.reads)
     assert again.parameters_sha256 == stack.parameters_sha256
-
-
-@EACH
-def test_a_run_that_is_stopped_is_resumed_to_the_same_weights(bits, name, monkeypatch):
-    whole = pretraining(bits, name, runtime="serial").run()
-    state, stack = None, None
-    while stack is None:
-        steps, states = itertools.count(1), []
-        with monkeypatch.context() as patched:
-            after_steps(patched, partial(interrupt_at, 7, steps))
-            run = pretraining(
-                bits, name, runtime="serial", resume=state, save=partial(keep, states)
-            )
-            try:
-                stack = run.run()
-            except RunInterrupted:
-                state = states[-1]
-    assert state is not None, "it was stopped"
-    assert stack.parameters_sha256 == whole.parameters_sha256
-
-
-@EACH
-def test_layers_that_stop_early_end_the_run(bits, name):
-    run = pretraining(
-        bits, name, epochs=6, early_stopping="pseudo-likelihood", patience=1, runtime="serial"
-    )
-    stack = run.run()
-    again = pretraining(
-        bits, name, epochs=6, early_stopping="pseudo-likelihood", patience=1, workers=3
-    )
-    assert again.run().parameters_sha256 == stack.parameters_sha256
 
 
 @EACH
@@ -143,3 +87,90 @@ def test_what_a_kind_lacks_is_refused(name):
                 settings_from(LAYERS, schedule=name, **option)
         else:
             settings_from(LAYERS, schedule=name, **option)
+
+
+group_sizes = st.integers(1, 6)
+
+
+def in_rounds(
+    plans: Sequence[LayerPlan], group_size: int, slots: int, *, drain: bool = True
+) -> Schedule:
+    rule = partial(rounds_row, group_size=group_size, drain=drain)
+    return Schedule(plans, Planned(plans, rule, group_size=group_size), slots=slots)
+
+
+def rounds_reads(plans: Sequence[LayerPlan], *, group_size: int, drain: bool = True) -> Reads:
+    return planned_reads(plans, partial(rounds_row, group_size=group_size, drain=drain))
+
+
+OF_TWO = [LayerPlan(4), LayerPlan(2, refresh_epochs=2)]
+FROM_BELOW = (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("plans", "drain", "reads"),
+    [
+        ([LayerPlan(3)] * 5, True, ((0,) * 3, FROM_BELOW, (3,) * 3, FROM_BELOW, (3,) * 3)),
+        ([*OF_TWO, LayerPlan(2), LayerPlan(1)], True, ((0,) * 4, (1, 2, 3, 3, 4, 4), (6, 6), (1,))),
+        (OF_TWO * 2, False, ((0,) * 4, FROM_BELOW, (3,) * 4, FROM_BELOW)),
+    ],
+    ids=[
+        "five layers in pairs",
+        "the next round reads the version after the last refresh",
+        "without drain, refreshes begin before the first layer of a round is done",
+    ],
+)
+def test_reads_in_pairs(plans, drain, reads):
+    assert rounds_reads(plans, group_size=2, drain=drain) == reads
+
+
+@drawn("plans drain")
+def test_groups_of_all_layers_read_in_lockstep(plans, drain):
+    for size in (len(plans), len(plans) + 1):
+        reads = rounds_reads(plans, group_size=size, drain=drain)
+        assert reads == planned_reads(plans, partial(lockstep_row, drain=drain))
+
+
+@drawn("plans drain")
+def test_groups_of_one_layer_read_like_greedy(plans, drain):
+    assert rounds_reads(plans, group_size=1, drain=drain) == planned_reads(plans, greedy_row)
+
+
+@drawn("plans last slots seed", group_size=group_sizes)
+def test_reads_do_not_depend_on_timing_or_slots(plans, group_size, last, slots, seed):
+    schedule = in_rounds(plans, group_size, slots)
+    play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
+    assert schedule.reads == rounds_reads(shortened(plans, last), group_size=group_size)
+
+
+@drawn("plans drain slots seed", group_size=group_sizes)
+def test_a_round_begins_when_the_one_before_has_ended(plans, group_size, drain, slots, seed):
+    schedule = in_rounds(plans, group_size, slots, drain=drain)
+    log = play(schedule, len(plans), slots, random.Random(seed))
+    begun = [(command.layer - 1) // group_size for command in log]
+    assert begun == sorted(begun)
+    assert schedule.reads == rounds_reads(plans, group_size=group_size, drain=drain)
+
+
+def settings_of(**given) -> PretrainSettings:
+    return settings_from(LAYERS, **given).pretrain
+
+
+@pytest.mark.parametrize(("given", "size"), [({}, GROUP_SIZE), ({"group_size": 3}, 3)])
+def test_settings_name_the_size_of_the_groups(given, size):
+    schedule = build_schedule(settings_of(schedule="rounds", epochs=3, **given), slots=1)
+    play(schedule, 4, 1, random.Random(0))
+    assert schedule.reads == rounds_reads([LayerPlan(3)] * 4, group_size=size)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"group_size": 2}, "group_size: got 2 with schedule synchronized, expected none"),
+        ({"group_size": 0, "schedule": "rounds"}, "group_size: got 0"),
+        ({"schedule": "rounds", "pace": "free"}, "pace: got free with schedule rounds, where"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, message):
+    with pytest.raises(SettingsError, match=message):
+        settings_of(**given)

@@ -1,30 +1,34 @@
-"""A schedule goes on from its past wherever it was stopped."""
+"""A schedule goes on from its past wherever it was stopped, and a run keeps what that needs."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from scheduleplay import (
-    PACES,
     Memory,
     Play,
+    drawn,
+    free,
     greedy,
     in_pairs,
-    last_epochs,
-    layer_plans,
     lockstep,
+    many_slots,
     planned_reads,
     rounds,
     shortened,
     stops_after,
 )
 
+from syncpretrain.backends.base import Backend
 from syncpretrain.errors import ScheduleError
+from syncpretrain.pretraining.driver import TrainedLayers
 from syncpretrain.schedule.kinds import LayerPlan, greedy_row, lockstep_row
-from syncpretrain.schedule.schedule import Past, Schedule, Train
+from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+from syncpretrain.settings import settings_from
+from syncpretrain.workers.state import PretrainState
 
 RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
 
@@ -44,14 +48,7 @@ class Interrupted(Play):
         self.running = []
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.lists(st.integers(1, 6), min_size=2, max_size=4),
-    cuts=st.lists(st.integers(0, 12), min_size=3, max_size=3),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace last cuts seed", slots=many_slots)
 def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, cuts, seed):
     depth = len(plans)
     run = Interrupted(Memory(depth), random.Random(seed), stops_after(last))
@@ -74,14 +71,7 @@ def test_resumed_anywhere_it_ends_with_the_same_reads(plans, pace, last, slots, 
         assert schedule.reads == planned_reads(shortened(plans, last), RULES[pace])
 
 
-@given(
-    plans=layer_plans,
-    pace=st.sampled_from(PACES),
-    last=last_epochs,
-    slots=st.integers(1, 6),
-    steps=st.integers(0, 40),
-    seed=st.integers(0, 2**32),
-)
+@drawn("plans pace last slots seed", steps=st.integers(0, 40))
 def test_with_the_same_slots_only_begun_epochs_are_issued(plans, pace, last, slots, steps, seed):
     run = Interrupted(Memory(len(plans)), random.Random(seed), stops_after(last))
     schedule = Schedule(plans, pace(plans), slots=slots)
@@ -100,3 +90,61 @@ def test_the_past_of_other_layers_is_refused():
     past = Schedule([LayerPlan(1)] * 3, lockstep([LayerPlan(1)] * 3), slots=1).past
     with pytest.raises(ScheduleError, match="resume: the past is of 3 layers"):
         Schedule([LayerPlan(1)] * 2, lockstep([LayerPlan(1)] * 2), slots=1).resume(past)
+
+
+class Snapshot:
+    """Stands for a version's parameters, wherever they are."""
+
+    def to(self, device: object) -> Snapshot:
+        return self
+
+
+def retained(past: Past) -> set[tuple[int, int]]:
+    """The versions held, and those that their activations were made through."""
+    kept = set()
+    for number, versions in enumerate(past.held, start=1):
+        for version in versions:
+            for layer in range(number, 0, -1):
+                kept.add((layer, version))
+                version = past.reads[layer - 1][version - 1]
+    return kept
+
+
+@drawn(
+    "plans slots seed",
+    pace=st.sampled_from([lockstep, greedy, rounds, free]),
+    interruptions=st.floats(0, 0.5),
+)
+def test_a_run_keeps_the_versions_held_and_those_below_them(
+    plans, pace, slots, interruptions, seed
+):
+    rng = random.Random(seed)
+    pretrain = settings_from([4] * (len(plans) + 1)).pretrain
+    schedule = Schedule(plans, pace(plans), slots=slots)
+    trained, running = TrainedLayers(pretrain, Backend(), list), {}
+
+    def execute(commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Release):
+                trained.release(command)
+            else:
+                running[command.layer] = command
+
+    def cut() -> PretrainState:
+        return trained.state(schedule.past, [])
+
+    execute(schedule.begin())
+    while running:
+        command: Train = running.pop(rng.choice(sorted(running)))
+        trained.publish(command, Snapshot())
+        execute(schedule.finished(command.layer))
+        assert list(cut().snapshots) == sorted(retained(schedule.past))
+        if rng.random() < interruptions:
+            stopped = cut()
+            trained = TrainedLayers(pretrain, Backend(), list)
+            trained.resume(stopped)
+            running.clear()
+            schedule = Schedule(plans, pace(plans), slots=slots)
+            execute(schedule.resume(stopped.past))
+            assert cut().snapshots == stopped.snapshots
+    assert not cut().snapshots

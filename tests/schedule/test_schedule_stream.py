@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -22,27 +23,30 @@ def plans_of(stack: list[tuple[int, int]]) -> list[StreamPlan]:
     return plans
 
 
-def play(schedule: StreamSchedule, plans: list[StreamPlan], *, workers: int, ring: int, seed: int):
-    """Process blocks that end in random order; return what each layer processed."""
-    rng, running = random.Random(seed), []
+def play(schedule, plans, *, workers: int, ring: int, seed: int, stops=()):
+    """Process blocks that end in random order; return what each layer processed.
+
+    A layer with one of the ``stops`` has learned enough after so many steps.
+    """
+    rng, running, longest = random.Random(seed), [], list(schedule.ends)
     processed: list[list[int]] = [[] for _ in plans]
     position = list(schedule.positions)
-    while True:
+    while not schedule.is_finished:
         while len(running) < workers and (block := schedule.take()) is not None:
             running.append(block)
-        if not running:
-            break
         assert len({block.layer for block in running}) == len(running), "one block a layer"
         block = running.pop(rng.randrange(len(running)))
         i = block.layer - 1
         for number in range(block.first, block.last + 1):
             assert i == 0 or number <= position[i - 1], "its input is there"
-            if i + 1 < len(plans) and number <= schedule.ends[i + 1]:
-                assert number - position[i + 1] <= ring, "the ring has room"
+            if i + 1 < len(plans) and position[i + 1] < schedule.ends[i + 1]:
+                unread = min(number, longest[i + 1]) - position[i + 1]
+                assert unread <= ring, "no minibatch that is waited for is overwritten"
             processed[i].append(number)
         position[i] = block.last
-        schedule.done(block)
-    assert schedule.is_finished
+        enough = replace(plans[i], steps=stops[i]) if stops else plans[i]
+        schedule.done(block, enough if position[i] >= enough.end else plans[i])
+    assert not running
     return processed
 
 
@@ -78,22 +82,9 @@ def test_layers_that_stop_early_hold_nobody_up_and_lose_nothing(stack, ring, blo
     plans, rng = plans_of(stack), random.Random(seed)
     stops = [rng.randint(1, plan.steps) for plan in plans]
     schedule = StreamSchedule(plans, ring=ring, block=block)
-    longest, position, running = list(schedule.ends), list(schedule.positions), []
-    while not schedule.is_finished:
-        while len(running) < workers and (taken := schedule.take()) is not None:
-            running.append(taken)
-        taken = running.pop(rng.randrange(len(running)))
-        i = taken.layer - 1
-        for number in range(taken.first, taken.last + 1):
-            assert i == 0 or number <= position[i - 1], "its input is there"
-            if i + 1 < len(plans) and position[i + 1] < schedule.ends[i + 1]:
-                unread = min(number, longest[i + 1]) - position[i + 1]
-                assert unread <= ring, "no minibatch that is waited for is overwritten"
-        position[i] = taken.last
-        stopped = position[i] >= plans[i].skipped + stops[i]
-        schedule.done(taken, StreamPlan(plans[i].skipped, stops[i]) if stopped else plans[i])
+    play(schedule, plans, workers=workers, ring=ring, seed=seed, stops=stops)
     needed = [plan.skipped + stop for plan, stop in zip(plans, stops, strict=True)]
-    assert all(position[i] >= max(needed[i:]) for i in range(len(plans)))
+    assert all(schedule.positions[i] >= max(needed[i:]) for i in range(len(plans)))
 
 
 def cuts(delay: int, end: int, *, block: int, steps: int) -> list[int]:

@@ -6,13 +6,12 @@ Nothing is torn or lost, and every failure is told.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
-from asyncreplicas import SIZE, CountingReplica
+from asyncreplicas import EXCHANGES, STEPS, Fleet, never
 from hypothesis import given
 from hypothesis import strategies as st
 from localengines import LocalEngine, local_engines
@@ -34,53 +33,6 @@ from syncpretrain.workers.ranks.replicas import (
     WindowPlaces,
     WindowSlice,
 )
-from syncpretrain.workers.replicas import replicas_in
-
-STEPS = 40
-BOTH = pytest.mark.parametrize("exchange", ["messages", "windows"])
-DATA = (np.ones((2, 3), np.float32),)
-WHOLE = AsyncFields(async_rate="constant")
-
-
-def fleet_of(server, rules, *, exchange="windows", fails=None, trims=False, report=print):
-    build = partial(CountingReplica, None, fails)
-    own = {"replicas": 3, "report": report, "times": TIMEOUTS}
-    rules = msgspec.structs.replace(rules, trim_replicas=trims)
-    return replicas_in("mpi", server, rules, build, DATA, exchange=exchange, **own)
-
-
-def never():
-    return False
-
-
-@BOTH
-@pytest.mark.parametrize(
-    ("size", "servers", "push", "fetch", "bound"),
-    [(2, 1, 1, 1, None), (4, 1, 1, 1, None), (3, 1, 2, 4, None), (6, 3, 1, 1, 1), (4, 4, 2, 4, 0)],
-)
-def test_whole_numbers_add_up_exactly(exchange, size, servers, push, fetch, bound):
-    rules = msgspec.structs.replace(WHOLE, push_every=push, fetch_every=fetch, max_staleness=bound)
-    server, told = ParameterServer(np.zeros(SIZE, np.float32), rules, servers), []
-    with local_ranks(size), fleet_of(server, rules, exchange=exchange) as fleet:
-        for first in (0, STEPS):
-            tasks = tasks_of(1, first, first + STEPS, push)
-            assert fleet.train(tasks, never, lambda *of: told.append(of)) == len(tasks)
-            done = first + STEPS
-            np.testing.assert_array_equal(server.parameters, np.float32(done * (done + 1) / 2))
-        states = fleet.state()
-    assert server.clock == len(told) == 2 * len(tasks)
-    assert sorted(task.first for task, _, _ in told) == list(range(0, 2 * STEPS, push))
-    made = sum(float(array[0]) for array in states.values())
-    assert made == 2 * STEPS + push * server.refused
-    assert bound is None or max(staleness for _, _, staleness in told) <= bound
-
-
-def test_a_run_with_a_trial_adds_up():
-    server, told = ParameterServer(np.zeros(SIZE, np.float32), WHOLE), []
-    with local_ranks(4), fleet_of(server, WHOLE, trims=True, report=told.append) as fleet:
-        assert fleet.train(tasks_of(1, 0, 300, 1), never, lambda *of: None) == 300
-        assert fleet.trial.useful[3] > 0
-    np.testing.assert_array_equal(server.parameters, np.float32(300 * 301 / 2))
 
 
 @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
@@ -105,27 +57,17 @@ def test_ranks_that_add_up_in_other_orders_are_refused(bits, precision, monkeypa
             pretrain(bits, precision=precision, warn=False, **own)
 
 
-@BOTH
-def test_an_error_of_a_replica_is_raised(tmp_path, exchange):
-    server = ParameterServer(np.zeros(SIZE, np.float32), WHOLE)
-    told = r"^replica \d failed on rank [12] on \S+: ArithmeticError: a step went wrong"
-    fleet = fleet_of(server, WHOLE, exchange=exchange, fails=str(tmp_path / "failed"))
-    with local_ranks(3), pytest.raises(WorkerError, match=told), fleet:
-        fleet.train(tasks_of(1, 0, STEPS, 1), never, lambda *of: None)
-
-
-@BOTH
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_lost_rank_ends_the_run(exchange):
-    server = ParameterServer(np.zeros(SIZE, np.float32), WHOLE)
+    run = Fleet(exchange)
     with local_ranks(3) as ranks:
         peers = ranks.own.transport.peers
 
         def each(*of):
             peers.record(2, last_beat(peers.beats[2]))
 
-        fleet = fleet_of(server, WHOLE, exchange=exchange)
         told = r"^replica 2 failed: rank 2 on .* has left$"
-        with pytest.raises(WorkerError, match=told), fleet:
+        with pytest.raises(WorkerError, match=told), run.fleet as fleet:
             fleet.train(tasks_of(1, 0, 10_000, 1), never, each)
         assert ranks.own.broken, "the others are not left waiting"
 
@@ -146,15 +88,9 @@ def test_an_error_of_a_server_is_raised(monkeypatch, steps):
         raise ArithmeticError("a slice went wrong")
 
     monkeypatch.setattr("syncpretrain.parallel.replicas.server.ServerSlice.add", fail)
-    rules = AsyncFields()
-    server = ParameterServer(np.zeros(SIZE, np.float32), rules, 2)
     raised = r"a parameter server failed on rank [12] on \S+: ArithmeticError: a slice went wrong"
-    with (
-        local_ranks(3),
-        pytest.raises(WorkerError, match=raised),
-        fleet_of(server, rules, exchange="messages") as own,
-    ):
-        own.train(tasks_of(1, 0, steps, 1), lambda: False, lambda *of: None)
+    with local_ranks(3), pytest.raises(WorkerError, match=raised):
+        Fleet("messages", servers=2).train(steps)
 
 
 class Memory:
@@ -259,15 +195,12 @@ class TestWindows:
                 transports[0].send(transport.rank, (1, "go"), None)
                 assert transport.take((1, "go"), WAIT) is not None
 
-            def work(windows):
+            def work(own):
                 for _ in range(times):
-                    windows.add("w", 0, 0, np.ones(size, np.float32))
+                    own.windows.add("w", 0, 0, np.ones(size, np.float32))
 
-            threads = [threading.Thread(target=work, args=(own.windows,)) for own in transports]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(WAIT)
+            with ThreadPoolExecutor(len(transports)) as pool:
+                list(pool.map(work, transports, timeout=WAIT))
             found = np.empty(size, np.float32)
             transports[0].windows.get("w", 0, 0, found)
             transports[0].windows.close("w")

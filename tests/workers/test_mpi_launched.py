@@ -1,52 +1,84 @@
-"""The MPI runtime in jobs of a real mpiexec: its bits, its refusals, and ranks that are killed."""
+"""Jobs of a real mpiexec: their bits, their refusals, and ranks that are killed.
+
+Also on several hosts, which are network namespaces, and with parameters behind windows.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from mpijobs import finished, job, layer_ranks, needs_mpiexec, start
+from mpijobs import EMULATED_HOSTS, finished, job, layer_ranks, needs_mpiexec, start
 
 from syncpretrain import pretrain
 
 pytestmark = needs_mpiexec
-LAYERS = "16,12,8,5"
-TRAIN = ["-m", "syncpretrain", "train", "--layers", LAYERS, "--batch-size", 20, "--quiet"]
+TRAIN = ["-m", "syncpretrain", "train", "--batch-size", 20, "--quiet", "--data", "X.npy"]
+TRAIN += ["--layers", "16,12,8,5"]
 LONG = ["--epochs", 100_000, "--checkpoint-every", "1000s"]
-BFLOAT16 = ["--precision", "bfloat16"]
 
 
-@pytest.fixture
+STREAM, SHARED = ("--handoff", "minibatch"), ("--layers", "16,12", "--replicas", 2)
+ASYNC = ("--layers", "16,12,8", "--schedule", "async")
+WINDOWS = ("--exchange", "windows")
+
+
+def lacking() -> str | None:
+    """Return what emulated hosts lack here."""
+    spec = importlib.util.spec_from_file_location("emulated_hosts", EMULATED_HOSTS)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found.missing()
+
+
+LACKING = lacking()
+needs_hosts = pytest.mark.skipif(LACKING is not None, reason=f"{LACKING}")
+
+
+@pytest.fixture(autouse=True)
 def data(bits, tmp_path, monkeypatch):
     np.save(tmp_path / "X.npy", bits)
     monkeypatch.chdir(tmp_path)
-    return ["--data", "X.npy"]
+    monkeypatch.setenv("OMPI_MCA_osc", "^ucx")  # which reports that it is not there
 
 
-def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(data, call):
-    for handoff, ranks, *more in (("epoch", 2), ("minibatch", 4), ("epoch", 3, *BFLOAT16)):
-        command = [*TRAIN, *data, "--epochs", 2, "--handoff", handoff, *more, "--json"]
-        folder = f"{handoff}-{ranks}"
-        status, out, err = finished(start(ranks, *command, "--runtime", "mpi", "--out", folder))
-        assert (status, err) == (0, "")
-        report = json.loads(out)  # exactly one object
-        assert report["runtime"] == "mpi"
-        out, _ = call(*command[2:], "--runtime", "serial", "--out", f"{folder}-serial")
-        assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
+def nobody_is_left(ranks) -> bool:
+    _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
-def test_two_ranks_that_share_a_layer_have_the_bits_of_one_thread(data, call):
-    shared = [*TRAIN[:3], "--layers", "16,12", *TRAIN[5:], *data, "--replicas", 2, "--epochs", 2]
-    for handoff in ("epoch", "minibatch"):
-        command = [*shared, "--handoff", handoff, "--json"]
-        status, out, err = finished(start(3, *command, "--runtime", "mpi", "--out", handoff))
-        assert (status, err) == (0, "")
-        alone, _ = call(*command[2:], "--runtime", "serial", "--out", f"{handoff}-1")
-        assert json.loads(alone)["parameters_sha256"] == json.loads(out)["parameters_sha256"]
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "options", "on_ranks"),
+    [
+        (2, 1, (), ()),
+        (4, 1, STREAM, ()),
+        (3, 1, ("--precision", "bfloat16"), ()),
+        (3, 1, SHARED, ()),
+        (3, 1, (*SHARED, *STREAM), ()),
+        (3, 1, ASYNC, (*WINDOWS, "--servers", 2)),
+        pytest.param(4, 2, (), (), marks=needs_hosts),
+        pytest.param(4, 2, STREAM, (), marks=needs_hosts),
+    ],
+)
+def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(
+    call, ranks, hosts, options, on_ranks
+):
+    command, own = [*TRAIN, "--epochs", 2, *options, "--json"], ("--runtime", "mpi", *on_ranks)
+    status, out, err = finished(start(ranks, *command, *own, "--out", "there", hosts=hosts))
+    assert (status, err) == (0, ""), "and MPI has nothing to warn of"
+    report = json.loads(out)  # exactly one object
+    assert report["runtime"] == "mpi"
+    out, _ = call(*command[2:], "--runtime", "serial", "--out", "here")
+    assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -57,16 +89,15 @@ def test_two_ranks_that_share_a_layer_have_the_bits_of_one_thread(data, call):
         ([*TRAIN, "--runtime", "mpi", "--batch-size", 500], "Error: --batch-size: got 500"),
     ],
 )
-def test_refusals_are_printed_once(data, command, told):
-    more = data if command[2] == "train" else []
-    status, out, err = finished(start(2, *command, *more))
+def test_refusals_are_printed_once(command, told):
+    status, out, err = finished(start(2, *command))
     assert (status, out) == (2, "")
     assert told in err
     assert err.count("Error:") == 1
 
 
-def test_a_single_rank_is_told_how_to_start_more(data):
-    status, _, err = finished(start(1, *TRAIN, *data, "--runtime", "mpi"))
+def test_a_single_rank_is_told_how_to_start_more():
+    status, _, err = finished(start(1, *TRAIN, "--runtime", "mpi"))
     assert status == 2
     assert "--runtime: got mpi in a single process" in err
     assert "mpiexec -n" in err
@@ -89,8 +120,8 @@ sys.stdout.flush()
 """
 
 
-def test_a_script_gets_the_same_stack_on_every_rank(bits, data, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+def test_a_script_gets_the_same_stack_on_every_rank(bits):
+    Path("script.py").write_text(SCRIPT)
     status, out, err = finished(start(3, "script.py"))
     wanted = pretrain(bits, layers=(16, 12, 8, 5), epochs=2, batch_size=20).parameters_sha256
     assert (status, err) == (0, "")
@@ -98,16 +129,16 @@ def test_a_script_gets_the_same_stack_on_every_rank(bits, data, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_an_error_in_a_script_on_one_rank_ends_all(data, tmp_path, rank):
-    (tmp_path / "script.py").write_text(SCRIPT)
+def test_an_error_in_a_script_on_one_rank_ends_all(rank):
+    Path("script.py").write_text(SCRIPT)
     status, _, err = finished(start(3, "script.py", rank), 30)
     assert status not in (0, None)
     assert "ValueError: out of luck" in err
 
 
 @pytest.mark.parametrize(("handoff", "killed"), [("minibatch", 1), ("epoch", 0)])
-def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
-    command = [*TRAIN, *data, *LONG, "--handoff", handoff, "--runtime", "mpi", "--out", "run"]
+def test_a_killed_rank_ends_the_job_and_is_named(handoff, killed):
+    command = [*TRAIN, *LONG, "--handoff", handoff, "--runtime", "mpi", "--out", "run"]
     with job(3, *command) as started:
         ranks = layer_ranks(started, 3)
         ranks[killed].kill()
@@ -116,13 +147,12 @@ def test_a_killed_rank_ends_the_job_and_is_named(data, handoff, killed):
     place = rf"rank {killed} on .* \(process {ranks[killed].pid}\) was killed"
     again = "resume with: mpiexec -n 3 syncpretrain train --resume run"
     assert re.search(rf"Error: (layer [123, ]+ failed: )?{place}.*; {again}", err), err
-    _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert nobody_is_left(ranks)
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_mpiexec_stops_with_a_checkpoint(data, signum, status):
-    command = [*TRAIN, *data, "--runtime", "mpi", "--out", "run", "--handoff", "minibatch"]
+def test_a_signal_to_mpiexec_stops_with_a_checkpoint(signum, status):
+    command = [*TRAIN, "--runtime", "mpi", "--out", "run", "--handoff", "minibatch"]
     with job(3, *command, *LONG) as started:
         layer_ranks(started, 3)
         started.send_signal(signum)
@@ -130,3 +160,80 @@ def test_a_signal_to_mpiexec_stops_with_a_checkpoint(data, signum, status):
     assert found == status, err
     again = "resume with: mpiexec -n 3 syncpretrain train --resume"
     assert re.search(f"Pretraining was stopped; .*{again}", err)
+
+
+@needs_hosts
+@pytest.mark.parametrize("killed", [1, 2])
+def test_a_rank_that_is_killed_on_any_host_is_named(killed):
+    """Rank 1 is on the second host, rank 2 beside rank 0."""
+    with job(4, *TRAIN, *LONG, "--runtime", "mpi", "--out", "run", hosts=2) as started:
+        ranks = layer_ranks(started, 4)
+        ranks[killed].kill()
+        status, _, err = finished(started, 30)
+    assert status not in (0, None)
+    place = rf"rank {killed} on \S+-{killed % 2 + 1} \(process {ranks[killed].pid}\) was killed"
+    assert re.search(rf"Error: layer \d failed: {place}|Error: {place}", err), err
+    # The launcher kills the others because of it: those that are named too are of that host.
+    assert {*re.findall(r"rank \d on \S+-(\d) \(", err)} == {str(killed % 2 + 1)}, err
+    assert nobody_is_left(ranks)
+
+
+@needs_hosts
+def test_hosts_are_taken_away_with_the_command():
+    command = [sys.executable, str(EMULATED_HOSTS), "--hosts", "2", "--rate", "1gbit", "--"]
+    with subprocess.Popen(
+        [*command, "sh", "-c", "ip netns list; echo; exec sleep 60"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        names = [line.split()[0] for line in iter(running.stdout.readline, "\n")]
+        own = [name for name in names if name.startswith(f"sph{running.pid}-")]
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 143
+    assert len(own) == 2
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert not set(own) & set(left.stdout.split())
+    assert not [name for name in own if Path("/etc/netns", name).exists()]
+
+
+@needs_hosts
+def test_the_status_is_that_of_the_command():
+    command = [sys.executable, str(EMULATED_HOSTS), "--", "sh", "-c", "exit 7"]
+    assert subprocess.run(command, check=False).returncode == 7
+
+
+ADD_UP = """
+from functools import partial
+from asyncreplicas import Fleet
+from syncpretrain.pretraining.on_ranks import on_every_rank
+
+def add_up(servers, bound):
+    run = Fleet("windows", servers=servers, max_staleness=bound)
+    run.train(200)
+    run.assert_adds_up(200)
+    return run.server.clock == 200 and not run.told
+
+found = [on_every_rank(partial(add_up, *own)) for own in ((1, None), (3, None), (2, 0))]
+from mpi4py import MPI
+if MPI.COMM_WORLD.Get_rank() == 0:
+    print(found)
+"""
+
+
+def test_whole_numbers_add_up_exactly_through_windows(monkeypatch):
+    Path("add_up.py").write_text(ADD_UP)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    status, out, err = finished(start(4, "add_up.py"))
+    assert (status, out, err) == (0, "[True, True, True]\n", "")
+
+
+def test_a_killed_rank_is_named_and_the_run_goes_on_without_windows(call):
+    own = [*ASYNC, *WINDOWS, "--replicas", 2, "--epochs", "300,1", "--checkpoint-every", 50]
+    with job(3, *TRAIN, *own, "--runtime", "mpi", "--out", "run") as started:
+        ranks = layer_ranks(started, 3)
+        ranks[2].send_signal(signal.SIGKILL)
+        status, _, err = finished(started)
+    assert status
+    assert re.search(rf"rank 2 on .*\(process {ranks[2].pid}\) was killed", err)
+    out, _ = call("train", "--resume", "run", "--runtime", "serial", "--quiet", "--json")
+    assert json.loads(out)["runtime"] == "serial"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,8 +21,7 @@ from syncpretrain.learners.on_ranks import ByExamplesOnRanks
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.build import build_learner, rank_shares, step_on_ranks
-from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.pretraining.streamed import StreamedPretraining
+from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.ranks.placement import RankShares, groups_of_layers
 
@@ -38,11 +38,10 @@ VARIANTS = {
 }
 
 
-def run(bits, *, layers=LAYERS, handoff="epoch", runtime="mpi", observers=(), **options):
+def run(bits, *, layers=LAYERS, handoff="epoch", runtime="mpi", **options):
     usual = {"epochs": 2, "batch_size": 30, "seed": 3, "handoff": handoff, "runtime": runtime}
     settings = settings_from(layers, **(usual | options)).pretrain
-    driver = Pretraining if handoff == "epoch" else StreamedPretraining
-    return driver(settings, bits, bits[:50], observers=observers)
+    return driver_for(settings, bits, bits[:50])
 
 
 @contextmanager
@@ -58,20 +57,9 @@ def groups(size, **options):
 
 def on_each(own, work):
     """Return what each rank of a group returns, or raises."""
-    found = [None] * len(own)
-
-    def call(i):
-        try:
-            found[i] = work(own[i])
-        except BaseException as error:
-            found[i] = error
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(own))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    return found
+    with ThreadPoolExecutor(len(own)) as pool:
+        calls = [pool.submit(work, group) for group in own]
+        return [call.exception(WAIT) or call.result() for call in calls]
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from trialruns import library_threads
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.errors import WorkerError
-from syncpretrain.learners.by_examples import ByExamples
 from syncpretrain.schedule.kinds import LayerPlan, Planned, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule
 
@@ -24,47 +21,14 @@ def train(bits):
     return run
 
 
-def assert_same(one, other):
-    for mine, theirs in zip(one.layers, other.layers, strict=True):
-        for (name, a), (_, b) in zip(mine.parameters(), theirs.parameters(), strict=True):
-            np.testing.assert_array_equal(a, b, err_msg=name)
-
-
-def test_shards_change_the_draws_and_so_the_bits(train):
-    whole, cut = train(runtime="serial"), train(runtime="serial", shards=2)
-    assert (whole.layers[0].weight != cut.layers[0].weight).any()
-
-
 @pytest.mark.parametrize("split", ["units", "examples"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_fine_tuning_gives_the_same_bits_with_any_number_of_workers(train, bits, split, dropout):
     stack = train(epochs=1)
     settings = {"batch_size": 30, "epochs": 2, "shards": 4, "split": split, "dropout": dropout}
-    alone = finetune(stack, bits, replicas=1, **settings)
-    for replicas in (2, 3, 4):
-        assert_same(alone, finetune(stack, bits, replicas=replicas, **settings))
+    tuned = [finetune(stack, bits, replicas=replicas, **settings) for replicas in (1, 2, 3, 4)]
+    assert len({one.parameters_sha256 for one in tuned}) == 1
     assert not library_threads()
-
-
-def test_a_failure_of_a_second_worker_names_its_layer(train, monkeypatch):
-    healthy = ByExamples._move
-
-    def broken(self, shard):
-        if shard == 1 and self.learner.layer == 2 and self._epoch == 2:
-            raise ZeroDivisionError("in the second shard")
-        healthy(self, shard)
-
-    monkeypatch.setattr(ByExamples, "_move", broken)
-    with pytest.raises(
-        WorkerError, match="layer 2 failed in epoch 2: ZeroDivisionError"
-    ) as reported:
-        train(replicas=2, workers=5)
-    assert isinstance(reported.value.__cause__, ZeroDivisionError)
-    assert not library_threads()
-
-
-def running(schedule: Schedule) -> set[int]:
-    return set(schedule.training)
 
 
 def test_workers_to_spare_go_to_the_layer_with_the_longest_way_to_go():
@@ -74,7 +38,7 @@ def test_workers_to_spare_go_to_the_layer_with_the_longest_way_to_go():
     assert schedule.workers_per_layer(4, (3, 2, 1)) == {1: 3}, "no more than the layer takes"
     assert schedule.workers_per_layer(2, (3, 2, 1)) == {1: 2}
     schedule.finished(1)
-    assert running(schedule) == {1, 2}
+    assert set(schedule.training) == {1, 2}
     assert schedule.workers_per_layer(2, (3, 2, 1)) == {1: 1, 2: 1}
     assert schedule.workers_per_layer(3, (3, 2, 1)) == {1: 2, 2: 1}
     assert schedule.workers_per_layer(9, (3, 2, 1)) == {1: 3, 2: 2}

@@ -104,22 +104,22 @@ def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch,
     assert len(notices) == 1
 
 
+@pytest.mark.parametrize("model", ["rbm", "denoising"])
+def test_a_rate_that_is_far_too_high_for_convolutions_is_told(images, model):
+    options = {"model": model, "hidden_units": "relu", "learning_rate": 1e6, "batch_size": 20}
+    with pytest.raises(DivergedError, match=r"layer 1 diverged in epoch 1: .*relu units"):
+        pretrain(images[:100], layers="1x8x8,conv:3x3,pool:2,conv:4x2,5", epochs=2, **options)
+
+
+USUAL = {"batch_size": 20, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9")}
+
+
 def rbm() -> Learner:
-    momentum = MomentumSchedule("0.9")
-    return RBM(
-        1,
-        16,
-        8,
-        layer_settings(batch_size=20, learning_rate=0.1, momentum=momentum, persistent=True),
-    )
+    return RBM(1, 16, 8, layer_settings(**USUAL, persistent=True))
 
 
 def autoencoder() -> Learner:
-    momentum = MomentumSchedule("0.9")
-    settings = layer_settings(
-        batch_size=20, learning_rate=0.1, momentum=momentum, tied=False, loss="cross-entropy"
-    )
-    return Autoencoder(1, 16, 8, settings)
+    return Autoencoder(1, 16, 8, layer_settings(**USUAL, tied=False, loss="cross-entropy"))
 
 
 def epoch(learner: Learner, X: np.ndarray, number: int) -> float:

@@ -1,21 +1,25 @@
-"""One process a layer: the same bits as serially, and no death that is not reported at once."""
+"""One process a layer, by epochs and streamed: no death that is not reported, nothing left."""
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import sabotage
 from layerprocesses import ended, workers
 from namedmemory import named_memory
+from stackcomparisons import sound
 from trialruns import pretrain_within
 
 from syncpretrain import Stack, pretrain
@@ -23,12 +27,17 @@ from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
 from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining import build as building
+from syncpretrain.pretraining import streamed as streaming
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.schedule.schedule import Train
+from syncpretrain.schedule.stream import Block, StreamPlan
 from syncpretrain.settings import settings_from
 from syncpretrain.workers import processes
 from syncpretrain.workers.activations import Split
+from syncpretrain.workers.link import Raised
 from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.ranks.placement import RankShares
+from syncpretrain.workers.streamed.remote import LentThreads, LinkedStream, RemoteLayer
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import EpochsRun, WorkerFactory
 
@@ -37,6 +46,8 @@ LAYERS = (16, 12, 8, 5)
 WANTED = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2, "runtime": "processes"}
 LONG = 100_000
 WAIT = 20.0
+HANDOFFS = pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
+PROGRAM = {"capture_output": True, "text": True, "timeout": 60}
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 
 
@@ -62,7 +73,7 @@ def in_processes(worker_factories: Sequence[WorkerFactory], versions: Versions) 
     return ProcessesRuntime(run)
 
 
-def test_progress_is_told_across_processes(bits):
+def test_progress_is_told_across_processes():
     shares = []
 
     def observe(event: Event) -> None:
@@ -90,13 +101,17 @@ def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
     assert "waited 0.25 s for the others" in str(failure)
 
 
-def test_a_process_killed_before_its_first_epoch(bits, new_interpreters):
+@HANDOFFS
+def test_a_process_killed_before_its_first_epoch(bits, new_interpreters, handoff):
     def observe(event: Event) -> None:
         if isinstance(event, EpochStarted) and (event.layer, event.epoch) == (1, 1):
             workers()[3].kill()
 
-    with pytest.raises(WorkerError, match="layer 3 failed before its first epoch: its process"):
-        run(bits, observers=[observe], epochs=200)
+    delay = {"delay": 500} if handoff == "minibatch" else {}
+    with pytest.raises(WorkerError, match=r"^layer 3 failed before its first epoch: its process"):
+        pretrain(
+            bits, **WANTED | {"observers": [observe], "epochs": 2000}, handoff=handoff, **delay
+        )
 
 
 def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
@@ -138,8 +153,6 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
             while (message := runtime.wait(0.05)) is None:
                 assert time.monotonic() < deadline
         assert "layer 2 failed before its first epoch" in str(message.failure())
-        for end in ends:
-            end.close()
     finally:
         for end in ends:
             end.close()
@@ -183,23 +196,18 @@ def test_a_signal_at_the_very_start_ends_no_process(bits, new_interpreters):
     assert run(bits, observers=[observe]).parameters_sha256 == wanted
 
 
-def test_many_runs_leave_nothing(bits):
-    for _ in range(5):
-        run(bits, layers=(16, 4), epochs=1)  # what each left is counted after the test
-    assert not workers()
-
-
 SCRIPT = """
 import numpy as np
 from syncpretrain import pretrain
 X = np.random.default_rng(0).random((100, 16)).astype(np.float32)
 stack = pretrain(X, layers=(16, 8, 4), epochs=EPOCHS, batch_size=20, runtime="processes",
-    workers=2, warn=False, observers=[lambda e: print(type(e).__name__, flush=True)])
+    workers=2, handoff="HANDOFF", warn=False,
+    observers=[lambda e: print(type(e).__name__, flush=True)])
 """
 
 
-def script(epochs: int) -> str:
-    return SCRIPT.replace("EPOCHS", str(epochs))
+def script(epochs: int, handoff: str = "epoch") -> str:
+    return SCRIPT.replace("EPOCHS", str(epochs)).replace("HANDOFF", handoff)
 
 
 @pytest.mark.parametrize("way", ["file", "-c", "stdin"])
@@ -208,15 +216,8 @@ def test_a_script_without_a_guard_runs_once(tmp_path, way):
     file = tmp_path / "guardless.py"
     file.write_text(code)
     arguments = {"file": [str(file)], "-c": ["-c", code], "stdin": ["-"]}[way]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        input=code if way == "stdin" else "",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=tmp_path,
-    )
+    how = {"input": code if way == "stdin" else "", "check": True}
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, **PROGRAM, **how)
     assert done.stdout.count("RunStarted") == 1
     assert done.stdout.count("RunFinished") == 1
     assert done.stderr == ""
@@ -227,23 +228,18 @@ def test_the_command_line_has_it(tmp_path):
     (tmp_path / "numpy.py").write_text("raise ImportError('not from the working folder')")
     program = Path(sys.executable).with_name("syncpretrain")
     command = [program, "train", "--data", "x.npy", "--layers", "16,8,4", "--epochs", "1"]
-    done = subprocess.run(
-        [*command, "--runtime", "processes", "--batch-size", "20", "--quiet", "--out", "run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command += ["--runtime", "processes", "--batch-size", "20", "--quiet", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, **PROGRAM)
     assert (done.returncode, done.stderr) == (0, "")
     assert 'runtime = "processes"' in (tmp_path / "run" / "config.toml").read_text()
 
 
+@HANDOFFS
 @pytest.mark.parametrize("moment", [EpochStarted, EpochFinished])
-def test_the_processes_of_a_killed_parent_end_by_themselves(moment):
+def test_the_processes_of_a_killed_parent_end_by_themselves(moment, handoff):
     names = named_memory()
     with subprocess.Popen(
-        [sys.executable, "-c", script(LONG)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script(LONG, handoff)], stdout=subprocess.PIPE, text=True
     ) as parent:
         try:
             while (line := parent.stdout.readline().strip()) != moment.__name__:
@@ -271,3 +267,117 @@ def test_a_stall_is_told_with_the_stacks_of_all_processes(bits, monkeypatch, cap
     written = capfd.readouterr().err
     assert "sabotage.py" in written, "where layer 1 is stuck"
     assert written.count("Current thread") + written.count("Thread 0x") >= 4
+
+
+def streamed(bits, *, observers=(), times=TIMEOUTS, **options):
+    usual = {"epochs": 2, "batch_size": 30, "seed": 3, "handoff": "minibatch"}
+    settings = settings_from(LAYERS, runtime="processes", **(usual | options)).pretrain
+    return StreamedPretraining(settings, bits, bits[:50], observers=observers, times=times)
+
+
+def test_idle_threads_are_lent_to_a_process(bits, monkeypatch):
+    builder = partial(sabotage.build_streamed_layer, "helped", 1)
+    monkeypatch.setattr(streaming, "build_streamed_layer", builder)
+    told = r"^layer 1 failed in epoch \d+: ValueError: helped by syncpretrain-layer-1-2$"
+    with pytest.raises(WorkerError, match=told):
+        streamed(bits, workers=2, epochs=2000, delay=500, shards=2, replicas=2).run()
+
+
+def test_a_lent_thread_comes_back_when_called_or_after_a_while():
+    number = np.zeros(1)
+    lent = LentThreads(number, Timeouts(sleep=0.01))
+    assert not lent.help(lent.calls)
+    lent = LentThreads(number, Timeouts())
+    before = lent.calls
+    helper = threading.Thread(target=lent.help, args=(before,))
+    helper.start()
+    lent.call()
+    helper.join(20)
+    assert not helper.is_alive()
+    assert lent.help(before), "called away in the meantime"
+    assert number[0] == 0
+
+
+def suspended(layer: int, then: Callable[[], None], stopped: list[int]):
+    """Return an observer that suspends a layer's process in its second epoch, and does more."""
+
+    def observe(event: Event) -> None:
+        if isinstance(event, EpochStarted) and event.layer == layer and event.epoch > 1:
+            if stopped:
+                return
+            stopped.append(workers()[layer].pid)
+            workers()[layer].send_signal(signal.SIGSTOP)
+            then()
+
+    return observe
+
+
+def test_a_suspended_process_is_a_stall(bits, capfd):
+    stopped, times = [], Timeouts()
+
+    def hurry() -> None:  # the processes may start as slowly as they like
+        object.__setattr__(times, "stall", 0.7)
+
+    observers = [suspended(2, hurry, stopped)]
+    run = streamed(bits, observers=observers, epochs=LONG, workers=2, times=times)
+    with pytest.raises(StalledError, match=r"no minibatch was trained for|took more than 0.7 s"):
+        run.run()
+    assert stopped
+    told = capfd.readouterr().err
+    assert re.search(r'workers/processes\.py", line \d+ in main', told), "where the others stand"
+
+
+@pytest.mark.parametrize("layer", [1, 3])
+def test_a_suspended_process_does_not_keep_a_signal_from_ending_the_run(bits, layer):
+    stopped, saved = [], []
+    interrupt = partial(signal.raise_signal, signal.SIGINT)
+    observers, times = [suspended(layer, interrupt, stopped)], Timeouts(drain=0.3)
+    run = streamed(bits, observers=observers, epochs=LONG, workers=3, times=times)
+    run.save = lambda state, *, done, final: saved.append(final)
+    with pytest.raises(RunInterrupted) as caught:
+        run.run()
+    assert stopped
+    assert True not in saved, "no state without that of the suspended layer"
+    sound(caught.value.stack, LAYERS)
+
+
+class Dead:
+    """A process that ended with an answer: an error."""
+
+    channel, has_ended, offset = object(), True, 0.0
+
+    def __init__(self, error: BaseException) -> None:
+        self.left = [Raised(error)]
+
+    def send(self, thing: object) -> None:
+        pass
+
+    def poll(self, seconds: float) -> bool:
+        return True
+
+    def receive(self) -> Raised | None:
+        return self.left.pop() if self.left else None
+
+    def ending(self) -> str:
+        return "its process 1 ended with status 1"
+
+
+def connected(error):
+    """Return a layer with a worker that ended with an error."""
+    layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
+    place = SimpleNamespace(progress=np.zeros(3), stop=lambda: None)
+    layer.connect(Dead(error), LinkedStream(place, [layer], list, Timeouts()))
+    return layer
+
+
+@pytest.mark.parametrize("error", [MemoryError("out of luck"), SystemExit("out of luck")])
+def test_the_cause_is_told_whoever_takes_the_last_answer(error):
+    told = rf"^layer 2 failed in epoch 1: {type(error).__name__}: out of luck$"
+    layer = connected(error)
+    with pytest.raises(type(error)):  # in a thread of the pool
+        layer.process(Block(2, 1, 2), lambda: False)
+    for one in (layer, connected(error)):
+        with pytest.raises(WorkerError, match=told):
+            one.check()  # in the driver
+    with pytest.raises(WorkerError, match=told):
+        connected(error).state(None)

@@ -3,14 +3,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from trialruns import library_threads, never
 
-from syncpretrain import pretrain
 from syncpretrain.errors import StalledError
-from syncpretrain.events import EpochFinished, EpochStarted, Event
+from syncpretrain.events import EpochFinished
 from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
@@ -30,14 +30,6 @@ class Staged:
         self.progress = np.ones(1)
         self.thread: threading.Thread | None = None
         self.began = threading.Event()
-
-    @property
-    def fraction(self) -> float:
-        return float(self.progress[0])
-
-    @fraction.setter
-    def fraction(self, value: float) -> None:
-        self.progress[0] = value
 
     def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
         self.thread = threading.current_thread()
@@ -107,25 +99,6 @@ def test_a_wait_without_a_message_ends_at_its_deadline():
         assert runtime.wait(0.01) is None
 
 
-def test_the_first_failure_comes_first():
-    first_failed = threading.Event()
-
-    def fail(stop: Callable[[], bool]) -> None:
-        raise MemoryError("first")
-
-    def fail_later(stop: Callable[[], bool]) -> None:
-        assert first_failed.wait(WAIT)
-        raise ValueError("second")
-
-    with ThreadsRuntime([Staged(fail_later), Staged(fail)], never) as runtime:
-        runtime.submit(command(1))
-        runtime.submit(command(2))
-        message = runtime.wait(WAIT)
-        first_failed.set()
-        assert isinstance(message, Failed)
-        assert isinstance(message.error, MemoryError)
-
-
 def wait_for_stop(stop: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT
     while not stop():
@@ -136,16 +109,15 @@ def wait_for_stop(stop: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 def test_leaving_stops_and_joins_who_still_trains(error):
     workers = [Staged(wait_for_stop), Staged(wait_for_stop), Staged()]
-    runtime = ThreadsRuntime(workers, never)
-    try:
-        with runtime:
-            runtime.submit(command(1))
-            runtime.submit(command(2))
-            assert all(worker.began.wait(WAIT) for worker in workers[:2])
-            if error is not None:
-                raise error
-    except (RuntimeError, KeyboardInterrupt):
-        pass
+    with (
+        pytest.raises(error) if error else nullcontext(),
+        ThreadsRuntime(workers, never) as runtime,
+    ):
+        runtime.submit(command(1))
+        runtime.submit(command(2))
+        assert all(worker.began.wait(WAIT) for worker in workers[:2])
+        if error is not None:
+            raise error
     assert library_threads() == []
 
 
@@ -194,14 +166,11 @@ def test_threads_that_started_end_when_another_cannot_start(monkeypatch):
 
 
 def test_a_thread_ends_when_its_caller_is_gone():
-    made: list[ThreadsRuntime] = []
-    times = Timeouts(sleep=0.01)
-    caller = threading.Thread(
-        target=lambda: made.append(ThreadsRuntime([Staged()], never, times).__enter__())
-    )
+    runtime = ThreadsRuntime([Staged()], never, Timeouts(sleep=0.01))
+    caller = threading.Thread(target=runtime.__enter__)
     caller.start()
     caller.join(WAIT)
-    made[0].threads.links[0].thread.join(WAIT)
+    runtime.threads.links[0].thread.join(WAIT)
     assert library_threads() == []
 
 
@@ -212,8 +181,8 @@ def test_an_epoch_that_did_not_begin_is_not_taken_for_the_one_before(runtime):
         fractions: list[float] = []
 
         def work(stop: Callable[[], bool]) -> None:
-            fractions.append(worker.fraction)
-            worker.fraction = 1.0
+            fractions.append(float(worker.progress[0]))
+            worker.progress[0] = 1.0
 
         worker.work = work
         for _ in range(2):
@@ -243,16 +212,3 @@ def test_serial_raises_what_stop_raised_as_it_is():
         runtime.submit(command(1))
         with pytest.raises(KeyError, match="an observer's own"):
             runtime.wait(WAIT)
-
-
-def test_a_layer_sleeps_until_the_one_below_has_published(bits):
-    started: list[tuple[int, int]] = []
-
-    def note(event: Event) -> None:
-        if isinstance(event, EpochStarted):
-            started.append((event.layer, event.epoch))
-
-    pretrain(bits, layers=(16, 8, 4), epochs=2, batch_size=20, workers=2, observers=[note])
-    assert started[0] == (1, 1)
-    assert started.index((2, 1)) > 0
-    assert library_threads() == []

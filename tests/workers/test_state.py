@@ -62,14 +62,8 @@ CURSOR = {"minibatches": 3, "error": 0.5}
 SCALARS = {"cursor": CURSOR, "learning_rate": 0.1, "rollbacks": 1, "stopping": ["inf", 2]}
 KINDS = {"hidden_units": "relu", "visible_units": "bernoulli", "model": "rbm"}
 WRITTEN_CURVE = {"train": [0.5], "validation": [0.25]}
-PAST_AS_WRITTEN = {
-    "reads": [[0]],
-    "done": [1],
-    "held": [[1]],
-    "epochs": [2],
-    "skipped": [],
-    "drifts": [],
-}
+PAST_AS_WRITTEN = {"reads": [[0]], "done": [1], "held": [[1]], "epochs": [2]}
+PAST_AS_WRITTEN |= {"skipped": [], "drifts": []}
 HEADERS = {
     "epochs": {
         "past": PAST_AS_WRITTEN,
@@ -115,12 +109,7 @@ NAMES = {
     "async": {"layer.1.weight"},
     "finetune": {"best"},
 }
-ADDED_LATER = {
-    "epochs": {"curves"},
-    "stream": {"curves"},
-    "async": {"curves"},
-    "finetune": {"curve"},
-}
+ADDED_LATER = {"curves", "curve"}
 
 
 @pytest.mark.parametrize("kind", STATES)
@@ -149,11 +138,35 @@ def test_only_what_later_versions_added_may_be_missing(kind, tmp_path):
     header, arrays = read_arrays(tmp_path / "state")
     for key in header:
         write_arrays(tmp_path / key, {k: x for k, x in header.items() if k != key}, arrays)
-        if key in ADDED_LATER[kind]:
+        if key in ADDED_LATER:
             file.read(tmp_path / key)
             continue
         with pytest.raises(CheckpointError, match=f"is damaged: .*required field `{key}`"):
             file.read(tmp_path / key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("epochs", "layer.1.weight"), ("epochs", "snapshot.1.1.weight"), ("stream", "ring.1.6")],
+)
+def test_a_missing_array_is_told(kind, name, tmp_path):
+    file, state = STATES[kind]
+    file.write(tmp_path / "state", state, {})
+    header, arrays = read_arrays(tmp_path / "state")
+    del arrays[name]
+    write_arrays(tmp_path / "state", header, arrays)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        file.read(tmp_path / "state")
+
+
+def test_a_state_of_another_run_is_refused(tmp_path):
+    def check(header):
+        raise CheckpointError(f"is of another run: {header}")
+
+    file, state = STATES["stream"]
+    file.write(tmp_path / "x.safetensors", state, {"data": "abc"})
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: is of another run: .*abc"):
+        file.read(tmp_path / "x.safetensors", check)
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence():
