@@ -60,32 +60,10 @@ DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks, of other examples and of pip.
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--environments", "--pairs"}
 NOT_OURS |= {"--accuracy", "--first", "--memory", "--network", "--rate", "--upper-epochs"}
-NOT_OURS |= {
-    "--python",
-    "--quiet",
-    "--through",
-    "--sanitize",
-    "--peers",
-    "--seconds",
-    "--compare",
-    "--write",
-    "--cpu",
-    "--emulated",
-    "--limit",
-    "--logdir",
-    "--every",
-    "--hosts",
-    "--rounds",
-    "--only",
-    "--rows",
-    "--share",
-    "--sleep",
-    "--steps",
-    "--times",
-    "--tables",
-    "--turns",
-    "--units",
-}
+NOT_OURS |= {"--compare", "--cpu", "--emulated", "--every", "--hosts", "--limit", "--logdir"}
+NOT_OURS |= {"--only", "--peers", "--python", "--quiet", "--rounds", "--rows", "--sanitize"}
+NOT_OURS |= {"--seconds", "--share", "--sleep", "--steps", "--tables", "--through", "--times"}
+NOT_OURS |= {"--turns", "--units", "--write"}
 
 
 @pytest.fixture(autouse=True)
