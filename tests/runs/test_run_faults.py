@@ -52,11 +52,17 @@ def rescue(tmp_path, monkeypatch):
     return folder
 
 
-class Disk:
-    """Refuses every write below a folder while it is full."""
+@pytest.fixture
+def whole(settings, tmp_path) -> str:
+    """The parameters of a run on a disk with room."""
+    return train_run(settings, out=tmp_path / "whole")["parameters_sha256"]
 
-    def __init__(self, monkeypatch, folder: Path) -> None:
-        self.is_full = False
+
+class Disk:
+    """Refuses every write below a folder while it is full: from the n-th end of an epoch on."""
+
+    def __init__(self, monkeypatch, folder: Path, n: int = 1) -> None:
+        self.is_full, self._left = False, n
         write = storage.write_atomically
 
         def write_atomically(path, content, **options):
@@ -67,42 +73,32 @@ class Disk:
         for module in ("array_files", "runs.run"):
             monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
 
+    def __call__(self, event: Event) -> None:
+        self._left -= isinstance(event, EpochFinished)
+        self.is_full |= self._left == 0
+
 
 class TestFinalFiles:
     def test_they_are_kept_elsewhere_if_the_folder_does_not_take_them(
-        self, settings, tmp_path, monkeypatch, rescue
+        self, settings, whole, tmp_path, monkeypatch, rescue
     ):
-        whole = train_run(settings, out=tmp_path / "whole")
         disk, events = Disk(monkeypatch, tmp_path / "run"), []
-
-        def fill(event) -> None:
-            events.append(event)
-            disk.is_full |= isinstance(event, EpochFinished)
-
         with pytest.raises(SaveError, match=r"The run is complete, and .* is in") as caught:
-            train_run(settings, out=tmp_path / "run", observers=[fill])
+            train_run(settings, out=tmp_path / "run", observers=[disk, events.append])
         (kept,) = rescue.iterdir()
         assert str(kept) in str(caught.value)
-        assert load(kept).parameters_sha256 == whole["parameters_sha256"]
+        assert load(kept).parameters_sha256 == whole
         assert (kept / METRICS_NAME).is_file()
         assert any("No space left" in notice for notice in notices_of(events))
 
     def test_with_room_again_the_run_is_resumed_to_the_same_end(
-        self, settings, tmp_path, monkeypatch, rescue
+        self, settings, whole, tmp_path, monkeypatch, rescue
     ):
-        whole = train_run(settings, out=tmp_path / "whole")
-        disk = Disk(monkeypatch, tmp_path / "run")
-        seen: list[Event] = []
-
-        def fill(event) -> None:
-            seen.append(event)
-            disk.is_full |= sum(isinstance(x, EpochFinished) for x in seen) > 5
-
+        disk = Disk(monkeypatch, tmp_path / "run", 6)
         with pytest.raises(SaveError):
-            train_run(settings, out=tmp_path / "run", observers=[fill])
+            train_run(settings, out=tmp_path / "run", observers=[disk])
         disk.is_full = False
-        report = resume_run(tmp_path / "run")
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
+        assert resume_run(tmp_path / "run")["parameters_sha256"] == whole
         assert not (tmp_path / "run" / CHECKPOINTS_NAME).exists()
 
     def test_a_stopped_run_keeps_its_model_elsewhere(self, settings, tmp_path, monkeypatch, rescue):
@@ -130,10 +126,9 @@ class TestFinalFiles:
             FinalFiles(tmp_path / "run", print).write("model.safetensors", full)
 
     def test_a_run_whose_model_is_elsewhere_does_not_look_complete(
-        self, settings, tmp_path, monkeypatch, rescue
+        self, settings, whole, tmp_path, monkeypatch, rescue
     ):
         """A disk that refuses the model may have room for the metrics."""
-        whole = train_run(settings, out=tmp_path / "whole")
         save = Stack.save
 
         def refuse(stack, path) -> None:
@@ -147,9 +142,8 @@ class TestFinalFiles:
                 train_run(settings, out=tmp_path / "run")
         (kept,) = rescue.iterdir()
         assert sorted(x.name for x in kept.iterdir()) == [CARD_NAME, METRICS_NAME, MODEL_NAME]
-        report = resume_run(tmp_path / "run")
-        assert load(tmp_path / "run").parameters_sha256 == whole["parameters_sha256"]
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
+        assert resume_run(tmp_path / "run")["parameters_sha256"] == whole
+        assert load(tmp_path / "run").parameters_sha256 == whole
 
     def test_a_folder_that_takes_nothing_is_not_left(self, tmp_path, monkeypatch, rescue):
         files = FinalFiles(tmp_path / "run", print)
@@ -218,6 +212,10 @@ class TestCheckpointsFolder:
         assert again["parameters_sha256"] == report["parameters_sha256"]
 
 
+def end(*arguments, **options):
+    signal.raise_signal(signal.SIGTERM)
+
+
 class TestSigterm:
     """Between the stages, where nobody asks whether to stop."""
 
@@ -225,10 +223,7 @@ class TestSigterm:
         "name",
         ["finetuning.prepared.Finetuning.run", *map("runs.run.{}".format, LAST_STEPS)],
     )
-    def test_it_tells_where_the_model_is(self, settings, tmp_path, monkeypatch, name):
-        def end(*arguments, **options):
-            signal.raise_signal(signal.SIGTERM)
-
+    def test_it_tells_where_the_model_is(self, settings, whole, tmp_path, monkeypatch, name):
         with monkeypatch.context() as patch:
             patch.setattr(f"syncpretrain.{name}", end)
             with pytest.raises(RunInterrupted, match=r"stopped\. What was learned") as caught:
@@ -238,8 +233,7 @@ class TestSigterm:
         is_tuned = load(tmp_path / "run").layers[0].decoder_weight is not None
         assert is_tuned == (name != "finetuning.prepared.Finetuning.run")
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        whole = train_run(settings, out=tmp_path / "whole")
-        assert resume_run(tmp_path / "run")["parameters_sha256"] == whole["parameters_sha256"]
+        assert resume_run(tmp_path / "run")["parameters_sha256"] == whole
 
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
     def test_after_the_metrics_there_is_nothing_to_resume(
@@ -254,23 +248,15 @@ class TestSigterm:
 
     @pytest.mark.parametrize("name", ["measure", "card_of"])
     def test_a_model_kept_elsewhere_stays_as_it_is(
-        self, settings, tmp_path, monkeypatch, rescue, name
+        self, settings, whole, tmp_path, monkeypatch, rescue, name
     ):
-        whole = train_run(settings, out=tmp_path / "whole")
         disk = Disk(monkeypatch, tmp_path / "run")
-
-        def fill(event) -> None:
-            disk.is_full |= isinstance(event, EpochFinished)
-
-        def end(*arguments, **options):
-            signal.raise_signal(signal.SIGTERM)
-
         monkeypatch.setattr(f"syncpretrain.runs.run.{name}", end)
         with pytest.raises(RunInterrupted, match="What was learned so far is in") as caught:
-            train_run(settings, out=tmp_path / "run", observers=[fill])
+            train_run(settings, out=tmp_path / "run", observers=[disk])
         (kept,) = rescue.iterdir()
         assert f"{kept / MODEL_NAME}; resume with" in str(caught.value)
-        assert load(kept).parameters_sha256 == whole["parameters_sha256"]
+        assert load(kept).parameters_sha256 == whole
 
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
     def test_before_the_pretrained_stack_is_saved_it_is(
@@ -298,7 +284,7 @@ class TestSigterm:
 
         former = signal.signal(signal.SIGTERM, own)
         try:
-            monkeypatch.setattr(Run, "save_early", lambda *_: signal.raise_signal(signal.SIGTERM))
+            monkeypatch.setattr(Run, "save_early", end)
             train_run(settings, out=tmp_path / "run")
             assert seen and signal.getsignal(signal.SIGTERM) is own
         finally:
@@ -416,8 +402,7 @@ class TestEventLog:
         assert len(reported) == 1 and "No space left on device" in reported[0]
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-    def test_a_full_disk_does_not_stop_a_run(self, settings, tmp_path, monkeypatch):
-        whole = train_run(settings, out=tmp_path / "whole")
+    def test_a_full_disk_does_not_stop_a_run(self, settings, whole, tmp_path, monkeypatch):
         events: list[Event] = []
 
         enter = EventLog.__enter__
@@ -429,7 +414,7 @@ class TestEventLog:
         monkeypatch.setattr(EventLog, "__enter__", opened)
         (tmp_path / "run").mkdir()
         report = train_run(settings, out=tmp_path / "run", observers=[events.append])
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
+        assert report["parameters_sha256"] == whole
         assert any("lacks the last" in x for x in notices_of(events))
 
     def test_it_is_on_the_disk_before_the_pretrained_stack(self, settings, tmp_path, monkeypatch):
@@ -457,22 +442,17 @@ class TestEventLog:
         assert path.read_bytes().count(b"\n") == 2
         assert len(reported) == 1 and "could not be written: No such file" in reported[0]
 
-    @pytest.mark.parametrize("tail", [b'{"event":"EpochFin', b"\0" * 70_000, b"\xff"])
-    def test_half_a_line_is_dropped_when_a_file_is_added_to(self, tmp_path, tail):
+    @pytest.mark.parametrize("begin", [b'{"event":"RunStarted","layers":[4,3,2]}\n', b""])
+    @pytest.mark.parametrize("tail", [b'{"event":"EpochFin', b"\0" * 200_000, b"\xff"])
+    def test_half_a_line_is_dropped_when_a_file_is_added_to(self, tmp_path, begin, tail):
         path = tmp_path / "events.jsonl"
-        begin = b'{"event":"RunStarted","layers":[4,3,2]}\n'
         path.write_bytes(begin + tail)
         with EventLog(path, append=True) as log:
             log(self.EVENT)
-        assert path.read_bytes().startswith(begin + b'{"event":"Notice"')
-        assert read_reads(path) == ((), ())
-
-    def test_a_file_without_a_whole_line_is_begun_anew(self, tmp_path):
-        path = tmp_path / "events.jsonl"
-        path.write_bytes(b"\0" * 200_000)
-        with EventLog(path, append=True) as log:
-            log(self.EVENT)
-        assert path.read_bytes().count(b"\n") == 1 and b"\0" not in path.read_bytes()
+        written = path.read_bytes()
+        assert written.startswith(begin + b'{"event":"Notice"') and b"\0" not in written
+        assert written.count(b"\n") == bool(begin) + 1
+        assert not begin or read_reads(path) == ((), ())
 
 
 SMALL_FILES = """
