@@ -162,17 +162,12 @@ class TestCompare:
         )
         assert figures(first) == figures(again)
 
-    def test_pretraining_changes_the_result(self, quick):
-        settings = make_settings("reconstruction")
-        greedy, random = compare(settings, make_data(), starts=("greedy", "random"), seeds=(0,))
-        assert greedy.test != random.test
-
     def test_reconstruction_ignores_labels(self):
         outcomes = compare(
             make_settings("reconstruction"), make_data(), seeds=(0,), labels=(10, 20, None)
         )
         assert [(x.start, x.labels) for x in outcomes] == [(start, None) for start in USUAL_STARTS]
-        assert len({x.test for x in outcomes}) > 1
+        assert outcomes[0].test != outcomes[-1].test, "pretraining changes the result"
         assert all(0 < x.test < WIDTH and x.validation > 0 for x in outcomes)
 
     def test_it_learns_what_is_easy(self):

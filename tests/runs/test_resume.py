@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
-from folders import full
 from trialruns import Abort, died, notices_of, settings_on, stop_after
 
 from syncpretrain import Stack, finetune, load, pretrain
@@ -393,15 +392,6 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits)
     messages = notices_of(reported)
     assert any(newer.name in message and "one before it" in message for message in messages)
     assert older.name < newer.name
-
-
-def test_a_full_disk_is_told_and_the_run_goes_on(tmp_path, bits, monkeypatch):
-    monkeypatch.setattr("syncpretrain.workers.state.write_arrays", full)
-    reported = []
-    train_run(settings(tmp_path, bits), out=tmp_path / "run", observers=[reported.append])
-    messages = notices_of(reported)
-    assert any("no checkpoint could be written" in message for message in messages)
-    assert any("No space left on device" in message for message in messages)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

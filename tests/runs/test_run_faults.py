@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,10 @@ class TestFinalFiles:
         assert str(kept) in str(caught.value)
         assert load(kept).parameters_sha256 == whole
         assert (kept / METRICS_NAME).is_file()
-        assert any("No space left" in notice for notice in notices_of(events))
+        notices = notices_of(events)
+        assert any("No space left on device; it is in" in notice for notice in notices)
+        message = "no checkpoint could be written to .*No space left on device; those before"
+        assert any(re.search(message, notice) for notice in notices)
 
     def test_with_room_again_the_run_is_resumed_to_the_same_end(
         self, settings, whole, tmp_path, monkeypatch, rescue
