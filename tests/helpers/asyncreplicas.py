@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SIZE", "CountingReplica"]
-
 SIZE = 1000
 
 
