@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -63,13 +64,21 @@ class Memory:
 class Play:
     """A run whose epochs end in random order, as far as it is asked to go."""
 
-    def __init__(self, memory: Memory, rng: random.Random, stops: Callable[[Train], bool]) -> None:
-        self.memory, self.rng, self.stops = memory, rng, stops
+    def __init__(
+        self,
+        memory: Memory,
+        rng: random.Random,
+        stops: Callable[[Train], bool],
+        slots: float = math.inf,
+    ) -> None:
+        self.memory, self.rng, self.stops, self.slots = memory, rng, stops, slots
         self.running: list[Train] = []
+        self.log: list[Train] = []
         self.finished = 0
 
     def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
         self.execute(commands)
+        assert {c.layer for c in self.running} == set(schedule.training)
         while self.running and steps > 0:
             command = self.running.pop(self.rng.randrange(len(self.running)))
             self.memory.finish(command)
@@ -93,6 +102,8 @@ class Play:
             else:
                 self.memory.train(command)
                 self.running.append(command)
+                self.log.append(command)
+        assert len(self.running) <= self.slots
 
 
 def play(
@@ -106,27 +117,11 @@ def play(
 
     ``stops`` says of an epoch whether the layer has learned enough with it.
     """
-    memory, running, log = Memory(depth), [], []
-
-    def execute(commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Release):
-                memory.free(command)
-                continue
-            memory.train(command)
-            running.append(command)
-            log.append(command)
-        assert len(running) <= slots
-        assert {c.layer for c in running} == set(schedule.training)
-
-    execute(schedule.begin())
-    while running:
-        command = running.pop(rng.randrange(len(running)))
-        memory.finish(command)
-        execute(schedule.finished(command.layer, stops=stops(command)))
+    run = Play(Memory(depth), rng, stops, slots)
+    run.go(schedule, schedule.begin(), math.inf)
     assert schedule.is_finished
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
-    return log
+    return run.log
 
 
 def planned_reads(plans: Sequence[LayerPlan], rule: Rule) -> Reads:
