@@ -12,6 +12,18 @@ from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Head
 from syncpretrain.models.stack import Stack
 from syncpretrain.shapes import ConvolutionShape
 
+__all__ = [
+    "CASES",
+    "HEADS",
+    "case",
+    "close",
+    "columns_of",
+    "expected",
+    "inputs_of",
+    "parts_of_case",
+    "rows_of",
+]
+
 ROWS = 7
 COLUMNS = {
     "features": [
