@@ -240,11 +240,6 @@ class TestKernels:
         found = identity.identity_of(tuned, data).arithmetic["bfloat16 sums"]
         assert found == f"by {identity.bfloat16_order()}"
 
-    def test_both_kinds_are_told_apart(self, tmp_path, bits):
-        assert identity.identity_of(
-            settings_of(tmp_path, bits), Dataset("x", "here", bits, bits[:0], bits[:0])
-        ).kernels == ("compiled" if identity.available() else "numpy")
-
 
 class TestReplay:
     FREE: ClassVar = {"pace": "free", "epochs": (6, 4, 3), "refresh_epochs": (0, 1, 1)}
