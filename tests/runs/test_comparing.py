@@ -282,7 +282,9 @@ class TestRefused:
     )
     def test_settings_and_options(self, match, finetune, options, others):
         settings = make_settings(**{"finetune": finetune, **options})
-        with pytest.raises((SettingsError, DataError), match=f"^{match}"):
+        is_of_data = match.startswith(("labels", "finetune_loss"))
+        kind = DataError if is_of_data else SettingsError
+        with pytest.raises(kind, match=f"^{match}"):
             compare(settings, make_data(), begin=BEGIN, **others)
 
     def test_fine_tuning_that_does_not_fit_the_memory(self, monkeypatch):

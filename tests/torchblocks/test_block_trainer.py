@@ -370,7 +370,10 @@ def test_workers_are_measured_on_minibatches_that_are_larger_than_the_batch_size
 
 
 NO_DATA = [
-    (lambda X, y: iter([(X, y)]), "X: got list_iterator, expected arrays or an iterable of minib"),
+    (
+        lambda X, y: iter([(X, y)]),
+        "X: got list_iterator, expected arrays or an iterable of minibatches",
+    ),
     (
         lambda X, y: TensorDataset(torch.from_numpy(X)),
         "X: got TensorDataset, expected arrays or an",
@@ -381,7 +384,10 @@ NO_DATA = [
     (lambda X, y: X[:0], "X or y: got no rows, expected one or more; give examples"),
     (lambda X, y: [(X[:0], y[:0])], "X or y: got no rows, expected one or more; give examples"),
     (lambda X, y: X.astype(complex), "X: got complex128, expected real numbers; give real and"),
-    (lambda X, y: [X.astype(np.complex64)], "X: got complex64, expected real numbers; give real"),
+    (
+        lambda X, y: [X.astype(np.complex64)],
+        "X: got complex64, expected real numbers; give real and",
+    ),
     (lambda X, y: X.astype(str), "X or y: expected numbers, a row an example"),
     (lambda X, y: torch.from_numpy(X).bfloat16(), "X or y: .* an example .*BFloat16"),
     (lambda X, y: [], "without a minibatch, expected one or more; drop_last"),
