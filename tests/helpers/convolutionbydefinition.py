@@ -6,8 +6,6 @@ import numpy as np
 
 from syncpretrain.shapes import ConvolutionShape
 
-__all__ = ["channel_of", "filters_of", "matrix_of", "pooled", "unpooled"]
-
 
 def matrix_of(shape: ConvolutionShape, weight: np.ndarray) -> np.ndarray:
     """Return the weights of shape (visible, positions * filters) of every hidden unit, float64."""

@@ -16,29 +16,23 @@ Before = Callable[[Learner, int, int], Any]
 def before_steps(monkeypatch, before: Before) -> None:
     """Call ``before`` with the learner, the epoch and the step; a value of it replaces the step."""
     for kind in KINDS:
-        monkeypatch.setattr(kind, "train_step", _preceded(kind.train_step, before))
+
+        def train_step(self, X, rows, *, epoch, step, original=kind.train_step, **how):
+            error = before(self.learner, epoch, step)
+            if error is None:
+                error = original(self, X, rows, epoch=epoch, step=step, **how)
+            return error
+
+        monkeypatch.setattr(kind, "train_step", train_step)
 
 
 def after_steps(monkeypatch, after: Callable[[], None]) -> None:
     """Call ``after`` at the end of every step."""
     for kind in KINDS:
-        monkeypatch.setattr(kind, "train_step", _followed(kind.train_step, after))
 
+        def train_step(self, *args, original=kind.train_step, **how):
+            error = original(self, *args, **how)
+            after()
+            return error
 
-def _preceded(original, before: Before):
-    def train_step(self, X, rows, *, epoch, step, **how):
-        error = before(self.learner, epoch, step)
-        if error is None:
-            error = original(self, X, rows, epoch=epoch, step=step, **how)
-        return error
-
-    return train_step
-
-
-def _followed(original, after: Callable[[], None]):
-    def train_step(self, *args, **how):
-        error = original(self, *args, **how)
-        after()
-        return error
-
-    return train_step
+        monkeypatch.setattr(kind, "train_step", train_step)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from trialruns import Abort, DieAt
 
-from syncpretrain.events import EpochFinished, Event
+from syncpretrain.events import EpochFinished
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import preset_path, read_settings, settings_from
 
@@ -105,10 +107,6 @@ def words_of(line: str) -> list[str]:
     return [words[0].removeprefix(".venv/bin/"), *words[1:]]
 
 
-class _Abort(Exception):  # noqa: N818 - it stands for a death
-    pass
-
-
 def make_folder(folder: Path) -> None:
     """Write the files that the documents name, and runs of each kind, in ``kinds/``."""
     draws = np.random.default_rng(0)
@@ -124,16 +122,11 @@ def make_folder(folder: Path) -> None:
         "free": {"pace": "free"},
         "stopped": {"run": {"checkpoint_every": "1"}},
     }
-    for kind, settings in kinds.items():
-        observers = [_die] if kind == "stopped" else []
-        try:
-            train_run(
-                settings_from(LAYERS, data={"name": "mnist"}, epochs=2, **settings),
-                out=folder / "kinds" / kind,
-                observers=observers,
-            )
-        except _Abort:
-            continue
+    for kind, own in kinds.items():
+        observers = [DieAt(EpochFinished, epoch=2)] if kind == "stopped" else []
+        settings = settings_from(LAYERS, data={"name": "mnist"}, epochs=2, **own)
+        with suppress(Abort):
+            train_run(settings, out=folder / "kinds" / kind, observers=observers)
 
 
 def _write_tables(folder: Path) -> None:
@@ -150,12 +143,5 @@ def _write_tables(folder: Path) -> None:
         ("table", {"drop": "class"}, {}),
         ("classifier", {"target": "class"}, classification),
     ):
-        settings = settings_from(
-            (4, 6), data=data | own, visible_units="gaussian", epochs=1, **others
-        )
-        train_run(settings, out=folder / "kinds" / kind)
-
-
-def _die(event: Event) -> None:
-    if isinstance(event, EpochFinished) and event.epoch == 2:
-        raise _Abort
+        given = {"data": data | own, "visible_units": "gaussian", "epochs": 1, **others}
+        train_run(settings_from((4, 6), **given), out=folder / "kinds" / kind)

@@ -23,15 +23,7 @@ Letter = tuple[int, list[Buffer]]
 
 
 class LocalWindow(Window):
-    """A window of vectors in this process.
-
-    Parameters
-    ----------
-    lengths : sequence of int
-        Elements of each rank.
-    kind : str
-        ``float32`` or ``int64``.
-    """
+    """A window of vectors in this process, of so many elements of each rank."""
 
     def __init__(self, lengths: Sequence[int], kind: str) -> None:
         self._vectors: list[WindowValues] = [np.empty(length, kind) for length in lengths]
@@ -43,23 +35,19 @@ class LocalWindow(Window):
         self._meeting.wait(MEETING_SECONDS)
 
     def get(self, rank: int, at: int, out: WindowValues) -> None:
-        """Copy elements of a rank's vector from ``at`` on to ``out``."""
         with self._lock:
             np.copyto(out, self._own(rank, at, out))
 
     def put(self, rank: int, at: int, values: WindowValues) -> None:
-        """Set elements of a rank's vector from ``at`` on."""
         with self._lock:
             np.copyto(self._own(rank, at, values), values)
 
     def add(self, rank: int, at: int, values: WindowValues) -> None:
-        """Add to elements of a rank's vector from ``at`` on."""
         with self._lock:
             own = self._own(rank, at, values)
             np.add(own, values, out=own)
 
     def fetch_and_add(self, rank: int, at: int, value: int) -> int:
-        """Add to an element of whole numbers; return what it was before."""
         with self._lock:
             found = int(self._vectors[rank][at])
             self._vectors[rank][at] += value
@@ -76,17 +64,8 @@ class LocalWindow(Window):
 class LocalEngine(Engine):
     """One rank among threads.
 
-    Parameters
-    ----------
-    rank : int
-    boxes : sequence of deque
-        The messages that have come for each rank; all engines of a job have the same boxes.
-    aborted : list of int
-        The statuses with which the job was aborted, by any rank.
-    others : list of LocalEngine
-        All engines of the job, by rank, once it has begun.
-    windows : list of LocalWindow
-        All windows of the job so far.
+    All engines of a job have the same lists: the messages that have come for each rank, the
+    statuses with which any rank aborted the job, the engines by rank, and the windows so far.
     """
 
     wakes_for_messages = True
@@ -114,14 +93,12 @@ class LocalEngine(Engine):
         return lambda: True
 
     def take_arrived(self) -> list[Letter]:
-        """Take all that has come."""
         own, found = self._boxes[self.rank], list[Letter]()
         while own:
             found.append(own.popleft())
         return found
 
     def open_window(self, lengths: Sequence[int], kind: str) -> Window:
-        """Open a window, with all other ranks."""
         # The first rank to come makes the n-th window, the others find it. Only that is locked: a
         # rank that waited for the others under the lock would keep them out.
         self._opened += 1

@@ -8,8 +8,6 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.settings import settings_from
 from syncpretrain.settings.fields import LayerSettings
 
-__all__ = ["layer_settings", "set_parameters"]
-
 USUAL = settings_from([2, 2], model="autoencoder", loss="squared", weight_decay=0.0).pretrain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,14 +66,22 @@ class Memory:
 class Play:
     """A run whose epochs end in random order, as far as it is asked to go."""
 
-    def __init__(self, memory: Memory, rng: random.Random, stops: Callable[[Train], bool]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        rng: random.Random,
+        stops: Callable[[Train], bool],
+        slots: int | None = None,
+    ) -> None:
         self.memory, self.rng, self.stops = memory, rng, stops
+        self.slots = slots or len(memory.made)
         self.running: list[Train] = []
         self.log: list[Train] = []
-        self.finished, self.slots = 0, len(memory.made)
+        self.finished = 0
 
     def go(self, schedule: Schedule, commands: Sequence[Command], steps: float) -> None:
         self.execute(commands)
+        assert {c.layer for c in self.running} == set(schedule.training)
         while self.running and steps > 0:
             command = self.running.pop(self.rng.randrange(len(self.running)))
             self.memory.finish(command)
@@ -111,9 +120,8 @@ def play(
 
     ``stops`` says of an epoch whether the layer has learned enough with it.
     """
-    run = Play(Memory(depth), rng, stops)
-    run.slots = slots
-    run.go(schedule, schedule.begin(), float("inf"))
+    run = Play(Memory(depth), rng, stops, slots)
+    run.go(schedule, schedule.begin(), math.inf)
     assert schedule.is_finished
     assert all(schedule.ended(layer) for layer in range(1, depth + 1))
     return run.log

@@ -15,7 +15,7 @@ from syncpretrain.kernels import native
 from syncpretrain.parallel import available_memory
 from syncpretrain.planning import Plan, plan, probes
 from syncpretrain.planning.bench import bench, random_rows, run_candidate, seconds_to
-from syncpretrain.planning.candidates import Task
+from syncpretrain.planning.candidates import Candidate, Task
 from syncpretrain.planning.choice import plan_for, simplest
 from syncpretrain.planning.measure import measure
 from syncpretrain.planning.peaks import core_peaks, in_words
@@ -69,8 +69,12 @@ def by_epochs(found: Plan) -> Plan:
     return replace(found, candidates=rest, choice=simplest(rest))
 
 
+def by_name(found: Plan) -> dict[str, Candidate]:
+    return {candidate.name: candidate for candidate in found.candidates}
+
+
 def seconds(found: Plan) -> dict[str, float]:
-    return {candidate.name: candidate.seconds for candidate in found.candidates}
+    return {name: candidate.seconds for name, candidate in by_name(found).items()}
 
 
 def on_one_core() -> list[str]:
@@ -121,18 +125,13 @@ class TestChoice:
         assert held["pipeline"] == free["pipeline"]
 
     def test_noise_takes_a_forward_pass_beside_each_step_of_a_stream(self):
-        stack = (layer(), layer(transform={1: 0.01}))
-        task = Task(
-            settings((8, 8, 8), model="denoising", delay=0.0, handoff="minibatch"), EXAMPLES, 0
-        )
-        found = seconds(plan_for(task, timings=Timings(stack, 2, 1)))
-        batch = task.settings.batch_size
-        assert found["streamed, one core"] == pytest.approx((2 + 0.01 * batch) * 10 * STEPS)
+        stack = layer(), layer(transform={1: 0.01})
+        found = seconds(planned(stack, model="denoising", delay=0.0, handoff="minibatch"))
+        assert found["streamed, one core"] == pytest.approx((2 + 0.01 * BATCH) * 10 * STEPS)
 
     def test_only_layers_that_gain_take_replicas(self):
-        found = by_epochs(planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)]))
-        candidates = {candidate.name: candidate for candidate in found.candidates}
-        assert candidates["greedy, examples split"].options["replicas"] == (2, 1)
+        found = by_name(planned([layer(4.0, examples=2.1), layer(0.1, examples=0.5)]))
+        assert found["greedy, examples split"].options["replicas"] == (2, 1)
 
     def test_blas_wins_where_it_scales(self):
         found = by_epochs(planned([layer(blas=0.5), layer(blas=0.5)], epochs=2))
@@ -154,15 +153,11 @@ class TestChoice:
         assert found.reason == "staying on one core is all there is"
 
     def test_the_simplest_of_those_that_are_near_each_other(self):
-        found = by_epochs(
-            planned([layer(blas=0.508, examples=0.505), layer(blas=0.508, examples=0.505)])
-        )
+        found = by_epochs(planned([layer(blas=0.508, examples=0.505)] * 2))
         assert min(seconds(found), key=seconds(found).get) != "greedy, BLAS on 2 cores"
         assert found.choice.name == "greedy, BLAS on 2 cores"
         assert found.reason.startswith("simpler than ")
-        farther = by_epochs(
-            planned([layer(blas=0.52, examples=0.505), layer(blas=0.52, examples=0.505)])
-        )
+        farther = by_epochs(planned([layer(blas=0.52, examples=0.505)] * 2))
         assert farther.choice.name == "greedy, examples split"
 
     def test_a_free_pace_leaves_greedy_out(self):
@@ -180,10 +175,9 @@ class TestChoice:
         assert all(0 < found.share(candidate) < 1 for candidate in found.candidates)
 
     def test_refreshes_count(self):
-        found = by_epochs(planned([layer(), layer()], epochs=(4, 2), refresh_epochs=(0, 3)))
-        candidates = {candidate.name: candidate for candidate in found.candidates}
-        assert candidates["greedy, one core"].epochs == (4, 2)
-        assert candidates["pipeline"].epochs == (4, 2 + 2 * 3)
+        found = by_name(planned([layer(), layer()], epochs=(4, 2), refresh_epochs=(0, 3)))
+        assert found["greedy, one core"].epochs == (4, 2)
+        assert found["pipeline"].epochs == (4, 2 + 2 * 3)
 
 
 class TestStreams:
@@ -194,8 +188,7 @@ class TestStreams:
         assert found.settings == {**options, "delay": 0.5}
         # 30 epochs, of which the first and the last half have nothing beside them.
         assert found.choice.seconds == pytest.approx((29 / 2 + 1) * STEPS, rel=0.03)
-        one_core = next(c for c in found.candidates if c.name == "streamed, one core")
-        assert one_core.seconds == pytest.approx(3 * 10 * STEPS)
+        assert seconds(found)["streamed, one core"] == pytest.approx(3 * 10 * STEPS)
 
     def test_a_lopsided_stream_is_shared(self):
         found = planned([layer(8.0, units=4.2), layer(), layer()])
@@ -273,20 +266,16 @@ class TestConvolutions:
     @pytest.mark.parametrize("name", ["greedy, filters split", "streamed, hybrid split"])
     def test_the_pick_is_what_pretrain_takes(self, bits, name):
         found = self.found(shared(8.0, examples=4.5, filters=4.2), shared(8.0, units=4.1))
-        given = next(x.options for x in found.candidates if x.name == name)
+        given = by_name(found)[name].options
         assert given["replicas"] == (2, 2)
-        options = {"epochs": 1, "batch_size": 20}
-        stack = pretrain(bits, layers=self.TEXT, **options, **given)
-        alone = {**given, "workers": 1, "replicas": 1}
-        assert (
-            pretrain(bits, layers=self.TEXT, **options, **alone).parameters_sha256
-            == stack.parameters_sha256
-        )
+        own = {"layers": self.TEXT, "epochs": 1, "batch_size": 20, **given}
+        stack, alone = pretrain(bits, **own), pretrain(bits, **own | {"workers": 1, "replicas": 1})
+        assert alone.parameters_sha256 == stack.parameters_sha256
 
 
 class TestMemory:
     def test_of_convolutions_maps_count_before_they_are_pooled(self):
-        (first, second) = shapes = settings("2x9x9,conv:5x2,pool:4,7").shapes
+        first, second = shapes = settings("2x9x9,conv:5x2,pool:4,7").shapes
         assert isinstance(second, DenseShape)
         assert (first.units, first.lowered, first.hidden) == (5 * 64, 8 * 64, 20)
         found = [
@@ -301,14 +290,11 @@ class TestMemory:
     def test_a_stack_that_does_not_fit_is_refused_by_its_text(self, monkeypatch):
         monkeypatch.setattr(available_memory, "available_bytes", lambda: 1000)
         with pytest.raises(SettingsError, match=r"^layers: 1x8x8,conv:4x3,6 on 0 examples need"):
-            measure(Task(settings("1x8x8,conv:4x3,6"), 50_000, HELD_OUT), workers=1, seconds=0)
+            measured("1x8x8,conv:4x3,6", workers=1)
 
     def test_a_pipeline_holds_more_activations_and_shards_more_gradients(self):
         wide = [layer(examples=0.6), layer(1.0, examples=0.6), layer(3.0, examples=1.6)]
-        candidates = {
-            candidate.name: candidate for candidate in planned(wide, workers=3).candidates
-        }
-        bytes_of = {name: candidate.bytes for name, candidate in candidates.items()}
+        bytes_of = {name: x.bytes for name, x in by_name(planned(wide, workers=3)).items()}
         assert bytes_of["greedy, one core"] < bytes_of["pipeline"]
         assert bytes_of["greedy, one core"] < bytes_of["greedy, examples split"]
 
@@ -317,8 +303,7 @@ class TestSettings:
     @pytest.mark.parametrize("chosen", ["greedy, examples split", "hybrid, units split"])
     def test_the_pick_is_what_pretrain_takes(self, bits, chosen):
         found = planned([layer(2.0, examples=1.1, units=1.1), layer(examples=0.6, units=0.6)])
-        candidate = next(candidate for candidate in found.candidates if candidate.name == chosen)
-        given = dict(candidate.options) | {"replicas": (2, 1), "shards": (2, 1)}
+        given = by_name(found)[chosen].options | {"replicas": (2, 1), "shards": (2, 1)}
         stack = syncpretrain.pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20, **given)
         assert stack.widths == (16, 8, 4)
 
@@ -346,71 +331,60 @@ class TestSettings:
         }
 
 
+def measured(layers, *, workers=2, examples=50_000, **others) -> Timings:
+    return measure(Task(settings(layers, **others), examples, HELD_OUT), workers=workers, seconds=0)
+
+
+EVERY = {("examples", 2), ("units", 2)}
+BY_EXAMPLES = {("examples", 2)}
+BY_FILTERS = {("examples", 2), ("filters", 2)}
+
+
 class TestMeasuring:
     def test_every_allocation_of_every_layer(self):
-        found = measure(
-            Task(settings((12, 8, 8, 4), batch_size=10), 200, HELD_OUT), workers=2, seconds=0
-        )
+        found = measured((12, 8, 8, 4), batch_size=10, examples=200)
         assert found.workers == 2
         assert len(found.layers) == 3
         for i, timings in enumerate(found.layers):
-            assert set(timings.sharded) == {("examples", 2), ("units", 2)}
+            assert set(timings.sharded) == EVERY
             assert all(set(by_size) == {1, 2} for by_size in timings.sharded.values())
             assert set(timings.transform) == ({1, 2} if i else set())
             assert min(timings.step, timings.products, timings.validation) > 0
             assert timings.contention >= 1
 
+    @pytest.mark.parametrize(
+        ("workers", "given", "splits"),
+        [
+            (2, {"layers": "1x6x6,conv:4x3", "persistent": True}, [BY_EXAMPLES]),
+            (2, {"layers": "1x6x6,conv:4x3", "hidden_dropout": 0.5}, [BY_EXAMPLES]),
+            (4, {"layers": "1x6x6,conv:3x3"}, [BY_FILTERS | {("examples", 4)}]),
+            (2, {"persistent": True}, [BY_EXAMPLES] * 2),
+            (2, {"sparsity_cost": 0.1}, [BY_EXAMPLES] * 2),
+            (2, {"model": "denoising"}, [BY_EXAMPLES] * 2),
+            (2, {"sample_visible": True, "layers": (8, 6)}, [BY_EXAMPLES]),
+            (2, {"sparse": True, "layers": (8, 6)}, [BY_EXAMPLES]),
+            (4, {"layers": (8, 6, 2), "batch_size": 3}, [EVERY | {("units", 4)}, EVERY]),
+        ],
+    )
+    def test_splits_and_numbers_of_shards_that_there_are(self, workers, given, splits):
+        found = measured(**{"layers": (8, 6, 4), "batch_size": 8, "workers": workers, **given})
+        assert [set(timings.sharded) for timings in found.layers] == splits
+
     def test_convolutions_are_split_by_filters_instead_of_units(self):
         text = ",".join(["1x8x8", *["conv:4x3:same"] * 4, "6"])
-        found = measure(Task(settings(text, batch_size=10), 50, HELD_OUT), workers=2, seconds=0)
-        assert [set(x.sharded) for x in found.layers] == [
-            *[{("examples", 2), ("filters", 2)}] * 4,
-            {("examples", 2), ("units", 2)},
-        ]
+        found = measured(text, batch_size=10, examples=50)
+        assert [set(x.sharded) for x in found.layers] == [*[BY_FILTERS] * 4, EVERY]
         assert found.layers[3] == found.layers[2], "one timing of layers that are alike"
 
-    @pytest.mark.parametrize("special", [{"persistent": True}, {"hidden_dropout": 0.5}])
-    def test_what_has_no_filters_split_is_not_measured_in_it(self, special):
-        wanted = settings("1x6x6,conv:4x3", batch_size=8, **special)
-        found = measure(Task(wanted, 50_000, HELD_OUT), workers=2, seconds=0)
-        assert set(found.layers[0].sharded) == {("examples", 2)}
-
-    def test_no_more_shards_than_there_are_filters(self):
-        found = measure(
-            Task(settings("1x6x6,conv:3x3", batch_size=8), 50_000, HELD_OUT), workers=4, seconds=0
-        )
-        assert {n for split, n in found.layers[0].sharded if split == "filters"} == {2}
-
     def test_layers_that_are_alike_share_their_timings(self):
-        found = measure(
-            Task(settings((8, 8, 8, 8), batch_size=10), 50, HELD_OUT), workers=2, seconds=0
-        )
-        first, second, third = found.layers
+        first, second, third = measured((8, 8, 8, 8), batch_size=10, examples=50).layers
         assert second == third
         assert not first.transform
 
     def test_layers_that_differ_in_more_than_width_do_not(self):
-        wanted = settings((8, 8, 8, 8), batch_size=10, cd_steps=(1, 1, 3))
-        found = measure(Task(wanted, 50, HELD_OUT), workers=1, seconds=0)
+        own = {"batch_size": 10, "cd_steps": (1, 1, 3)}
+        found = measured((8, 8, 8, 8), workers=1, examples=50, **own)
         assert found.layers[1] != found.layers[2]
-
-    @pytest.mark.parametrize(
-        "special",
-        [
-            *({"persistent": True}, {"sparsity_cost": 0.1}, {"model": "denoising"}),
-            {"sample_visible": True, "layers": (8, 6)},
-            {"sparse": True, "layers": (8, 6)},
-        ],
-    )
-    def test_what_has_no_units_split_is_not_measured_in_it(self, special):
-        wanted = settings(**{"layers": (8, 6, 4), "batch_size": 8, **special})
-        found = measure(Task(wanted, 50_000, HELD_OUT), workers=2, seconds=0)
-        assert {split for timings in found.layers for split, _ in timings.sharded} == {"examples"}
-
-    def test_no_more_shards_than_there_are_units_or_examples(self):
-        found = measure(Task(settings((8, 6, 2), batch_size=3), 20, HELD_OUT), workers=4, seconds=0)
-        assert set(found.layers[0].sharded) == {("examples", 2), ("units", 2), ("units", 4)}
-        assert set(found.layers[1].sharded) == {("examples", 2), ("units", 2)}
 
     def test_workers_are_no_faster_than_their_number(self, monkeypatch):
         """Tiny steps: whatever is timed with two workers falls into a fast moment."""
@@ -425,10 +399,7 @@ class TestMeasuring:
         assert 1e-6 < found.timings.handover < 0.1
 
     def test_one_layer_has_nobody_beside_it(self):
-        found = measure(
-            Task(settings((8, 6), batch_size=8), 50_000, HELD_OUT), workers=2, seconds=0
-        )
-        assert found.layers[0].contention == 1
+        assert measured((8, 6), batch_size=8).layers[0].contention == 1
 
     def test_sizes_are_powers_of_two_and_all(self):
         assert [sizes(most) for most in (1, 2, 3, 4, 6)] == [[], [2], [2, 3], [2, 4], [2, 4, 6]]
@@ -476,9 +447,7 @@ class TestBench:
         data = Split(bits, bits[:20])
         found = bench(task, data, rounds=2, measure_seconds=0, report=lines.append)
         rows = found.rows()
-        assert [row["name"] for row in rows] == [
-            candidate.name for candidate in found.plan.candidates
-        ]
+        assert [row["name"] for row in rows] == list(by_name(found.plan))
         assert len(lines) == 1 + 2 * len(rows)
         assert all(len(runs) == 2 for runs in found.seconds.values())
         assert rows[0]["speedup_over_one_core"] == 1

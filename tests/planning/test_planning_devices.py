@@ -63,7 +63,7 @@ class TestMeasured:
     def test_every_piece_on_its_gpu_as_in_training(self):
         launched = fakecupy.Graph.launched
         fakecupy.log.clear()
-        found = measure_devices(replace(task(), examples=100, held_out=20), seconds=0)
+        found = measure_devices(task(), seconds=0)
         assert (found.unit, found.workers, found.blas_threads, found.notes) == (GPU, 2, 1, ())
         for i, own in enumerate(found.layers):
             assert own.step > 0 and own.products > 0 and own.validation > 0
@@ -75,16 +75,14 @@ class TestMeasured:
         assert draws == {0, 1}
 
     def test_one_gpu_has_no_shards(self):
-        found = measure_devices(
-            replace(task(backend="cupy:1"), examples=100, held_out=0), seconds=0
-        )
+        found = measure_devices(replace(task(backend="cupy:1"), held_out=0), seconds=0)
         assert found.workers == 1 and not any(own.sharded for own in found.layers)
 
     def test_gpus_that_cannot_read_each_other_have_none_either(self, monkeypatch, machine):
         assert unreadable_pairs(machine.xp) == []
         monkeypatch.setattr(fakecupy, "PEERS", False)
         assert unreadable_pairs(machine.xp) == [(0, 1), (1, 0)]
-        found = measure_devices(replace(task(), examples=100, held_out=0), seconds=0)
+        found = measure_devices(replace(task(), held_out=0), seconds=0)
         assert found.workers == 2 and not any(own.sharded for own in found.layers)
 
     def test_a_step_is_timed_until_the_gpu_has_finished(self, monkeypatch):
@@ -97,14 +95,14 @@ class TestMeasured:
 
         monkeypatch.setattr(fakecupy.RawKernel, "__call__", slow)
         monkeypatch.setattr("syncpretrain.planning.measure.perf_counter", lambda: seconds[0])
-        found = measure_devices(replace(task(), examples=100, held_out=20), seconds=0)
+        found = measure_devices(task(), seconds=0)
         assert all(own.step >= 5 for own in found.layers), "launches, one second each"
         assert found.layers[1].transform[1] > 0
 
     def test_what_does_not_fit(self, monkeypatch):
         monkeypatch.setattr(fakecupy, "MEMORY", 5_000)
         with pytest.raises(SettingsError, match="are free on the GPU"):
-            measure_devices(replace(task(), examples=100, held_out=20), seconds=0)
+            measure_devices(task(), seconds=0)
 
     def test_large_products(self, monkeypatch):
         times = iter([1.0, 3.0])
@@ -178,23 +176,18 @@ class TestPlan:
 
 
 class TestCommands:
-    def test_plan(self, call):
-        out, _ = call("plan", *STACK, *QUICK, "--backend", "cupy")
+    @pytest.mark.parametrize(
+        ("more", "handoff"), [((), "epoch"), (("--handoff", "minibatch"), "minibatch")]
+    )
+    def test_plan(self, call, more, handoff):
+        out, _ = call("plan", *STACK, *QUICK, "--backend", "cupy", *more)
         assert out.startswith("16-8-4, 2 epochs of 100 examples, 2 GPUs\n")
         assert "as one GPU takes for them, over 2 GPUs" in out
         assert "core" not in out and "asynchronous" not in out
         line = next(x for x in out.splitlines() if x.startswith("train it: "))
-        words = shlex.split(line)[3:]
-        assert words[words.index("--backend") + 1] == "cupy"
-        call(*words, "--data", "x.npy", "--out", "run")
-        assert read_settings(Path("run/config.toml")).pretrain.backend == "cupy"
-
-    def test_plan_of_a_stream(self, call):
-        out, _ = call("plan", *STACK, *QUICK, "--backend", "cupy", "--handoff", "minibatch")
-        line = next(x for x in out.splitlines() if x.startswith("train it: "))
         call(*shlex.split(line)[3:], "--data", "x.npy", "--out", "run")
         own = read_settings(Path("run/config.toml")).pretrain
-        assert (own.handoff, own.backend) == ("minibatch", "cupy")
+        assert (own.handoff, own.backend) == (handoff, "cupy")
 
     def test_a_dry_run_of_a_stream_has_no_handover_of_the_cores(self, call, monkeypatch):
         monkeypatch.setattr(dry_run, "MEASURED_SECONDS", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import msgspec
@@ -83,11 +84,7 @@ class TestNetwork:
 
     def test_one_device_exchanges_nothing(self):
         network = Network(1.0, 1.0, "star")
-        assert (network.reduce(8, 1), network.gather(8, 1), network.reduced_bytes(8, 1)) == (
-            0,
-            0,
-            0,
-        )
+        assert network.reduce(8, 1) == network.gather(8, 1) == network.reduced_bytes(8, 1) == 0
 
     @given(st.integers(2, 2000), st.floats(1, 1e9), st.floats(0, 1e-3))
     def test_auto_is_the_faster_of_both(self, devices, size, latency):
@@ -246,17 +243,12 @@ class TestServer:
         exchange = Exchange(computing=4, size=1)
         found = serve(exchange, workers=30, turns=900, network=Network(1.0))
         assert found.seconds == pytest.approx(900, rel=0.01)
-        more = serve(
-            Exchange(computing=4, size=1, servers=2), workers=30, turns=900, network=Network(1.0)
-        )
-        assert more.seconds == pytest.approx(450, rel=0.02)
+        found = serve(replace(exchange, servers=2), workers=30, turns=900, network=Network(1.0))
+        assert found.seconds == pytest.approx(450, rel=0.02)
 
     @settings(deadline=None, max_examples=40)
     @given(
-        st.integers(1, 20),
-        st.integers(1, 60),
-        st.floats(0.1, 5),
-        st.floats(0, 5),
+        *(st.integers(1, 20), st.integers(1, 60), st.floats(0.1, 5), st.floats(0, 5)),
         st.integers(1, 3),
     )
     def test_never_faster_than_the_workers_and_the_servers(
@@ -269,6 +261,10 @@ class TestServer:
         assert 0 <= found.staleness < workers
 
 
+def replicated(*replicas: int) -> Way:
+    return Way("synchronized", replicas=replicas)
+
+
 class TestCurves:
     COSTS = (LayerCosts(step=0.008, fixed=0.001, forward=0.001), LayerCosts(step=0.004))
 
@@ -277,6 +273,9 @@ class TestCurves:
         network = Network(1.25e9, 2e-5)
         kwargs = {"layers": (784, 500, 250), "stack": stack, "network": network, "examples": 2000}
         return Options(**{**kwargs, **others})
+
+    def runs(self, way, devices, **others):
+        return curve("", WAYS[way], self.options(**others), self.COSTS, devices).runs
 
     @pytest.mark.parametrize("name", WAYS)
     def test_every_way_starts_near_one(self, name):
@@ -288,21 +287,17 @@ class TestCurves:
         assert report["runs"][1]["speedup"] == found.speedup(found.runs[1])
 
     def test_workers_without_a_minibatch_are_not_at_work(self):
-        found = curve("", WAYS["asynchronous"], self.options(), self.COSTS, [8, 64]).runs
+        found = self.runs("asynchronous", [8, 64])
         assert [run.used for run in found] == [8, 40], "2 epochs of 20 minibatches"
 
     def test_a_push_is_of_an_epoch_at_most(self):
-        found = [
-            curve("", WAYS["asynchronous"], self.options(push_every=push), self.COSTS, [1]).runs[0]
-            for push in (20, 10**9)
-        ]
+        found = [self.runs("asynchronous", [1], push_every=push)[0] for push in (20, 10**9)]
         assert found[0] == found[1]
         parameters = (784 * 500 + 784 + 500) + (500 * 250 + 500 + 250)
         assert found[0].bytes_moved == 2 * 2 * 4 * parameters, "fetched and pushed in each epoch"
 
     def test_only_devices_inside_layers_pass_the_bound_of_a_pipeline(self):
-        pure = curve("", WAYS["streamed pipeline"], self.options(), self.COSTS, [16]).runs[0]
-        hybrid = curve("", WAYS["hybrid"], self.options(), self.COSTS, [16]).runs[0]
+        (pure,), (hybrid,) = (self.runs(way, [16]) for way in ("streamed pipeline", "hybrid"))
         assert hybrid.seconds < pure.seconds
         assert pure.idle > 0.85
         assert sum(hybrid.replicas) <= 16
@@ -314,13 +309,9 @@ class TestCurves:
             (Way("async", replicas="all"), {}, "replicas: got some with schedule async"),
             (Way("async"), {"split": "units"}, "split: got units with schedule async"),
             (Way("rounds", "minibatch"), {}, "schedule: got rounds with handoff minibatch"),
-            (Way("synchronized", replicas=(2, 1)), {}, "replicas: got 2,1, which take 3 devices"),
-            (
-                Way("synchronized", replicas=(2, 1, 1)),
-                {},
-                "replicas: got 2,1,1, expected 2 numbers",
-            ),
-            (Way("synchronized", replicas=(0,)), {}, "replicas: got 0,0, expected 2 numbers"),
+            (replicated(2, 1), {}, "replicas: got 2,1, which take 3 devices"),
+            (replicated(2, 1, 1), {}, "replicas: got 2,1,1, expected 2 numbers"),
+            (replicated(0), {}, "replicas: got 0,0, expected 2 numbers"),
             (Way("synchronized", replicas="some"), {}, "replicas: got 'some'"),
             (Way("synchronized"), {"split": "layers"}, "split: got 'layers'"),
         ],
@@ -398,28 +389,23 @@ class TestCores:
     CUTS: ClassVar = {("examples", 2): {1: 0.008, 2: 0.005}, ("units", 2): {1: 0.008, 2: 0.006}}
 
     def timings(self):
-        makes = [{}, {1: 2e-6, 2: 1.2e-6}, {1: 1e-6, 2: 0.7e-6}]
-        layers = [
-            LayerTimings(
-                step=step,
-                products=step,
-                sharded=self.CUTS,
-                transform=transform,
-                validation=5e-4,
-                contention=contention,
+        common = {"sharded": self.CUTS, "validation": 5e-4}
+        layers = (
+            LayerTimings(step=step, products=step, contention=slow, transform=makes, **common)
+            for step, slow, makes in (
+                (0.003, 1.2, {}),
+                (0.002, 1.1, {1: 2e-6, 2: 1.2e-6}),
+                (0.007, 1.3, {1: 1e-6, 2: 0.7e-6}),
             )
-            for step, contention, transform in zip(
-                (0.003, 0.002, 0.007), (1.2, 1.1, 1.3), makes, strict=True
-            )
-        ]
+        )
         return Timings(tuple(layers), 2, 1, handover=1e-4)
 
     @pytest.mark.parametrize(
         ("way", "workers", "options"),
         [
             (Way("greedy", replicas=(1,)), 1, {}),
-            (Way("synchronized", replicas=(1,)), 1, {}),
-            (Way("synchronized", replicas=(1,)), 2, {}),
+            (replicated(1), 1, {}),
+            (replicated(1), 2, {}),
             (Way("synchronized", "minibatch", (1,)), 2, {"delay": 0.5}),
             (Way("rounds", replicas=(1,)), 2, {"group_size": 2}),
             (Way("greedy", replicas=(2,)), 2, {}),
@@ -428,14 +414,8 @@ class TestCores:
     @pytest.mark.parametrize("split", ["examples", "units"])
     def test_they_take_what_a_plan_predicts(self, way, workers, options, split):
         stack = {"epochs": 4, "batch_size": 100}
-        job = Options(
-            layers=self.LAYERS,
-            stack=stack | options,
-            network=FREE,
-            examples=4000,
-            held_out=50,
-            split=split,
-        )
+        given = {"network": FREE, "examples": 4000, "held_out": 50, "split": split}
+        job = Options(layers=self.LAYERS, stack=stack | options, **given)
         costs = costs_together(self.timings(), batch_size=100)
         found = curve("", way, job, costs, [workers]).runs[0].seconds
         task = Task(settings_from(self.LAYERS, **stack).pretrain, 4000, 50)
@@ -455,68 +435,53 @@ class TestCores:
     def test_what_cores_share_is_measured(self):
         stack = settings_from((16, 8, 4), batch_size=8).pretrain
         for cost in machine_costs(Task(stack, 64, 8), workers=2, seconds=0):
-            assert {(own.devices, own.split) for own in cost.shared} == {
-                (2, "examples"),
-                (2, "units"),
-            }
+            cuts = {(own.devices, own.split) for own in cost.shared}
+            assert cuts == {(2, "examples"), (2, "units")}
             assert cost.handover > 0
             assert cost.crowding >= 0
 
 
+TEXTS = {
+    bandwidth_from: {
+        "10Gb/s": 1.25e9,
+        "1.2GB/s": 1.2e9,
+        "8Mb/s": 1e6,
+        "5B/s": 5,
+        "inf": math.inf,
+    },
+    latency_from: {"20us": 2e-5, "1.5ms": 1.5e-3, "0s": 0},
+    devices_from: {
+        "3": (3,),
+        "1,2,4,...,16": (1, 2, 4, 8, 16),
+        "1,2,...,4": (1, 2, 3, 4),
+        "2,4,6,...,10": (2, 4, 6, 8, 10),
+    },
+    replicas_from: {"auto": "auto", "2,1": (2, 1)},
+}
+WRONG_TEXTS = {
+    bandwidth_from: ["", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan"],
+    latency_from: ["20", "1h", "-1s", "..s"],
+    devices_from: [
+        *("", "0", "0,1,...,4", "0,1,2,...,4", "1,...", "...,4", "1,2,...,4,5", "x"),
+        *("1,2,4,...,9", "2,1,...,4", "1,1,...,2", "99999999"),
+    ],
+    replicas_from: ["", "some", "1,x", "1.5", "2,0", "-1"],
+}
+
+
 class TestTexts:
     @pytest.mark.parametrize(
-        ("text", "expected"),
-        [("10Gb/s", 1.25e9), ("1.2GB/s", 1.2e9), ("8Mb/s", 1e6), ("5B/s", 5), ("inf", math.inf)],
+        ("parse", "text", "expected"),
+        [(parse, *row) for parse, rows in TEXTS.items() for row in rows.items()],
     )
-    def test_bandwidths(self, text, expected):
-        assert bandwidth_from(text) == expected
-
-    @pytest.mark.parametrize(("text", "expected"), [("20us", 2e-5), ("1.5ms", 1.5e-3), ("0s", 0)])
-    def test_latencies(self, text, expected):
-        assert latency_from(text) == pytest.approx(expected)
+    def test_numbers_with_units_and_lists(self, parse, text, expected):
+        found = parse(text)
+        assert found == (pytest.approx(expected) if parse is latency_from else expected)
 
     @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("3", (3,)),
-            ("1,2,4,...,16", (1, 2, 4, 8, 16)),
-            ("1,2,...,4", (1, 2, 3, 4)),
-            ("2,4,6,...,10", (2, 4, 6, 8, 10)),
-        ],
-    )
-    def test_devices(self, text, expected):
-        assert devices_from(text) == expected
-
-    @pytest.mark.parametrize(
-        ("parse", "text"),
-        [
-            *((bandwidth_from, text) for text in ("", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan")),
-            *((latency_from, text) for text in ("20", "1h", "-1s", "..s")),
-            *(
-                (devices_from, text)
-                for text in (
-                    "",
-                    "0",
-                    "0,1,...,4",
-                    "0,1,2,...,4",
-                    "1,...",
-                    "...,4",
-                    "1,2,...,4,5",
-                    "x",
-                )
-            ),
-            *(
-                (devices_from, text)
-                for text in ("1,2,4,...,9", "2,1,...,4", "1,1,...,2", "99999999")
-            ),
-            *((replicas_from, text) for text in ("", "some", "1,x", "1.5", "2,0", "-1")),
-        ],
+        ("parse", "text"), [(parse, text) for parse, own in WRONG_TEXTS.items() for text in own]
     )
     def test_what_is_none_is_refused(self, parse, text):
         name = parse.__name__.removesuffix("_from")
         with pytest.raises(SettingsError, match=f"^{name}: got '.*', expected "):
             parse(text)
-
-    def test_replicas(self):
-        assert replicas_from("auto") == "auto"
-        assert replicas_from("2,1") == (2, 1)

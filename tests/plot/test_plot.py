@@ -38,6 +38,11 @@ def run(bits):
     return finetune(stack, bits, epochs=2, batch_size=50), history
 
 
+@pytest.fixture(scope="module")
+def classifier(bits):
+    return finetune(pretrain(bits, layers=[16, 4], epochs=1), bits, np.arange(200) % 2, epochs=1)
+
+
 class TestFilters:
     def test_a_square_of_images(self):
         axes = plot.filters(normal_stack((16, 30)))
@@ -71,10 +76,8 @@ class TestLearningCurves:
         of_history = plot.learning_curves(history)
         assert list(of_history[1].lines[0].get_ydata()) == stack.history.layers[1].train
 
-    def test_of_a_classifier_it_is_the_share_of_wrong_classes(self, bits):
-        stack = pretrain(bits, layers=[16, 4], epochs=1)
-        stack = finetune(stack, bits, np.arange(200) % 2, epochs=1)
-        labels = [panel.get_ylabel() for panel in plot.learning_curves(stack)]
+    def test_of_a_classifier_it_is_the_share_of_wrong_classes(self, classifier):
+        labels = [panel.get_ylabel() for panel in plot.learning_curves(classifier)]
         assert labels == ["squared error", "share of wrong classes"]
 
     def test_no_epoch_is_refused(self):
@@ -115,11 +118,9 @@ class TestReconstructions:
         below = run[0].reconstruct(bits[:1])[0].reshape(4, 4)
         assert np.asarray(grid[9:13, 2:6]) == pytest.approx(below)
 
-    def test_a_classifier_is_refused(self, bits):
-        stack = pretrain(bits, layers=[16, 4], epochs=1)
-        stack = finetune(stack, bits, np.arange(200) % 2, epochs=1)
+    def test_a_classifier_is_refused(self, classifier, bits):
         with pytest.raises(DataError, match="has no decoder"):
-            plot.reconstructions(stack, bits)
+            plot.reconstructions(classifier, bits)
 
     def test_the_share_of_a_value_that_is_met_is_0_and_of_its_mean_100(self, monkeypatch):
         X = np.random.default_rng(0).random((50, 3), dtype=np.float32)

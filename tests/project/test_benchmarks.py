@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from itertools import combinations
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -16,20 +15,17 @@ from syncpretrain import load
 from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.settings import settings_from
 
-BENCHMARKS = Path(__file__).parents[2] / "examples" / "benchmarks"
 TURN = ["--rows", "300", "--epochs", "1", "--pairs", "1"]
 
 
 @pytest.fixture
-def peers(monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def peers() -> ModuleType:
     return pytest.importorskip("peers")
 
 
 @pytest.fixture
 def loops(monkeypatch) -> ModuleType:
     pytest.importorskip("torch", reason="the loops of peers_pytorch.py need torch")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     module = pytest.importorskip("peers_pytorch")
     monkeypatch.setattr(module, "usable_cores", lambda: 1)  # tiny products wait for threads
     return module
@@ -192,8 +188,7 @@ def test_ratios_are_taken_turn_by_turn(peers):
 
 
 @pytest.fixture
-def papers(monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def papers() -> ModuleType:
     return pytest.importorskip("_papers_simulated")
 
 
@@ -222,7 +217,6 @@ def test_what_is_measured_is_of_the_same_publications(papers):
 
 @pytest.mark.parametrize("schedule", ["greedy", "synchronized"])
 def test_jumps_are_counted_for_both_methods(monkeypatch, schedule):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     tempering = pytest.importorskip("tempering")
     monkeypatch.setattr(tempering, "WIDTHS", (6, 3, 2, 1))
     X = np.repeat(np.float32([[0] * 6, [1] * 6]), 250, axis=0)
@@ -239,8 +233,7 @@ class TestRbms:
     """The parts of ``peers_rbms.py`` that need no other library."""
 
     @pytest.fixture
-    def rbms(self, monkeypatch) -> ModuleType:
-        monkeypatch.syspath_prepend(str(BENCHMARKS))
+    def rbms(self) -> ModuleType:
         return pytest.importorskip("peers_rbms")
 
     def test_correlations_are_the_moments_of_letters_at_different_sites(self, rbms, monkeypatch):
@@ -275,7 +268,6 @@ class TestRbms:
 
 
 def test_each_gradient_is_trained_once_and_measured_by_its_updates(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     centring = pytest.importorskip("centring")
     monkeypatch.setattr(centring, "HIDDEN", 3)
     X = np.repeat(np.float32([[0] * 6, [1] * 6]), 200, axis=0)

@@ -50,6 +50,7 @@ SHELL = {  # each line once, though several pages show it
     for i, line in enumerate(command_lines(block), start=1)
 }
 LINES = [pytest.param(line, id=where) for line, where in reversed(SHELL.items())]
+SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8") + TEXTS[ROOT / "README.rst"]
 RUN_BY_CI = ("python3 -m venv", "pip install", "python -m pytest", "ruff", "mypy", "sphinx-build")
 SEEN_IN_HELP = re.compile(r"^ +(syncpretrain .*)$", re.MULTILINE)
@@ -60,32 +61,10 @@ DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks, of other examples and of pip.
 NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--environments", "--pairs"}
 NOT_OURS |= {"--accuracy", "--first", "--memory", "--network", "--rate", "--upper-epochs"}
-NOT_OURS |= {
-    "--python",
-    "--quiet",
-    "--through",
-    "--sanitize",
-    "--peers",
-    "--seconds",
-    "--compare",
-    "--write",
-    "--cpu",
-    "--emulated",
-    "--limit",
-    "--logdir",
-    "--every",
-    "--hosts",
-    "--rounds",
-    "--only",
-    "--rows",
-    "--share",
-    "--sleep",
-    "--steps",
-    "--times",
-    "--tables",
-    "--turns",
-    "--units",
-}
+NOT_OURS |= {"--compare", "--cpu", "--emulated", "--every", "--hosts", "--limit", "--logdir"}
+NOT_OURS |= {"--only", "--peers", "--python", "--quiet", "--rounds", "--rows", "--sanitize"}
+NOT_OURS |= {"--seconds", "--share", "--sleep", "--steps", "--tables", "--through", "--times"}
+NOT_OURS |= {"--turns", "--units", "--write"}
 
 
 @pytest.fixture(autouse=True)
@@ -269,8 +248,7 @@ def _check_other(words: list[str]) -> None:
 
 
 def _extras() -> set[str]:
-    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    table = setup.partition("EXTRAS = {")[2].partition("NATIVE")[0]
+    table = SETUP.partition("EXTRAS = {")[2].partition("NATIVE")[0]
     return {*re.findall(r'"(\w+)": \[', table), "all"}
 
 
@@ -295,12 +273,10 @@ class TestNames:
         assert not {n for n in named if not any((place / n).exists() for place in places)}
 
     def test_extras_are_those_of_setup(self):
-        named = set(tabled(ROOT / "docs" / "installation.rst"))
-        assert named == _extras()
+        assert set(tabled(ROOT / "docs" / "installation.rst")) == _extras()
 
     def test_dependencies_are_those_of_setup(self):
-        setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-        wanted = setup.partition("install_requires=[")[2].partition("]")[0]
+        wanted = SETUP.partition("install_requires=[")[2].partition("]")[0]
         for name in re.findall(r'"([a-z-]+)>=', wanted):
             assert re.search(rf"\b{name}\b", TEXTS[ROOT / "docs" / "installation.rst"])
 
@@ -309,8 +285,7 @@ class TestNames:
 
     def test_the_files_of_a_run_are_listed(self, template):
         listed = {name.rstrip("/") for name in tabled(ROOT / "docs" / "runs.rst")}
-        kinds = [template / "kinds" / kind for kind in ("tuned", "stopped")]
-        kinds.append(template / "kinds" / "classifier")
+        kinds = [template / "kinds" / kind for kind in ("tuned", "stopped", "classifier")]
         assert {path.name for kind in kinds for path in kind.iterdir()} == listed - {"run.lock"}
 
 

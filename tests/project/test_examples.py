@@ -25,6 +25,11 @@ NOT_JUDGED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
 def run(name: str) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
@@ -88,11 +93,6 @@ def test_natural_filters(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits another process, on Linux alone")
 class TestRandomFaults:
-    @pytest.fixture(autouse=True)
-    def importable(self, monkeypatch):
-        monkeypatch.syspath_prepend(str(EXAMPLES))
-        pytest.importorskip("psutil", reason="it looks at processes")
-
     def test_the_same_seed_gives_the_same_draw(self):
         from random_faults.draws import draw_for
 
@@ -118,8 +118,7 @@ class TestRandomFaults:
 
 class TestTheJudgeOfBits:
     @pytest.fixture(autouse=True)
-    def judge(self, monkeypatch):
-        monkeypatch.syspath_prepend(str(EXAMPLES))
+    def judge(self):
         import reference_bits
 
         self.judge = reference_bits
@@ -176,8 +175,7 @@ class TestTheJudgeOfBits:
 @pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
 class TestTheJudgeOfFixedBits:
     @pytest.fixture(autouse=True)
-    def judge(self, monkeypatch):
-        monkeypatch.syspath_prepend(str(EXAMPLES))
+    def judge(self):
         import fixed_bits
 
         self.judge = fixed_bits

@@ -25,6 +25,7 @@ from syncpretrain.backends import cupy_backend
 SMALL = ["--layers", "20,12,7", "--batch-size", "10", "--rows", "120", "--epochs", "1"]
 SMALL += ["--blocks", "2", "--repeats", "1"]
 LAYERS = ["20-12", "12-7"]
+SOME_PARTS = "--parts: got 'speed', expected some of versions, doctor"
 SANITIZER = """#!/bin/sh
 while [ "$1" != --log-file ]; do shift; done
 echo "========= ERROR SUMMARY: 0 errors" > "$2"
@@ -339,15 +340,10 @@ raise SystemExit(1)
         assert "GPU 99 cannot be checked: " in capsys.readouterr().out
         assert not (tmp_path / "accuracy.txt").exists()
 
-    def test_options_that_are_wrong(self, check, capsys):
-        with pytest.raises(SystemExit):
-            check.main(["--parts", "layers,speed"])
-        expected = "--parts: got 'speed', expected some of versions, doctor"
-        assert expected in capsys.readouterr().err
-
     @pytest.mark.parametrize(
         ("options", "said"),
         [
+            (["--parts", "layers,speed"], SOME_PARTS),
             (["--limit", "0"], "--limit: got 0, expected seconds above 0"),
             (["--limit", "nan"], "--limit: got nan, expected seconds above 0"),
             (["--layers", "784"], "--layers: got 784, expected two widths at least"),
@@ -355,7 +351,7 @@ raise SystemExit(1)
             (["--out", __file__], "expected a folder, or a place for one"),
         ],
     )
-    def test_numbers_and_places_that_are_wrong(self, check, capsys, options, said):
+    def test_options_that_are_wrong(self, check, capsys, options, said):
         with pytest.raises(SystemExit, match="2"):
             check.main(options)
         assert said in capsys.readouterr().err

@@ -116,24 +116,17 @@ def test_the_newest_good_one_counts(tmp_path):
     assert newest_checkpoint(tmp_path / "none", "pretrain", read_arrays, reported.append) is None
 
 
-def test_pruning_keeps_the_newest_and_other_files(tmp_path):
-    for number in (1, 2, 3, 20):
-        written(tmp_path, number)
-    (tmp_path / "notes.txt").write_text("mine")
-    prune_checkpoints(tmp_path, "pretrain", 2)
-    kept = ["notes.txt", "pretrain-00000003.safetensors", "pretrain-00000020.safetensors"]
-    assert names_in(tmp_path) == kept
-    prune_checkpoints(tmp_path, "pretrain", 0)
-    assert names_in(tmp_path) == ["notes.txt"]
-
-
 @pytest.mark.parametrize("keep", [1, 2, 3, 4, 5, 6, 20])
-def test_as_many_are_kept_as_asked_for(tmp_path, keep):
+def test_as_many_are_kept_as_asked_for_beside_other_files(tmp_path, keep):
+    (tmp_path / "notes.txt").write_text("mine")
     for number in range(1, 12):
         written(tmp_path, number)
         prune_checkpoints(tmp_path, "pretrain", keep)
         kept = range(max(1, number - keep + 1), number + 1)
-        assert names_in(tmp_path) == [checkpoint_path(tmp_path, "pretrain", k).name for k in kept]
+        names = [checkpoint_path(tmp_path, "pretrain", k).name for k in kept]
+        assert names_in(tmp_path) == ["notes.txt", *names]
+    prune_checkpoints(tmp_path, "pretrain", 0)
+    assert names_in(tmp_path) == ["notes.txt"]
 
 
 def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
@@ -204,12 +197,6 @@ def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monk
     assert header["number"] in (1, "old", 2)
     assert not reported
     assert all(name.startswith("pretrain-") for name in names_in(tmp_path)), "nothing temporary"
-
-
-def test_without_nameless_files_it_is_written_beside_its_place(tmp_path, monkeypatch):
-    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-    assert read_arrays(written(tmp_path))[0] == HEADER
-    assert names_in(tmp_path) == ["pretrain-00000001.safetensors"]
 
 
 def test_the_checksum_covers_shapes(tmp_path):

@@ -131,9 +131,3 @@ def test_a_call_without_a_run_folder_is_refused(bits):
     for call in (partial(pretrain, hidden=[4], marks=5), StackedRBM(settings={"marks": 5}).fit):
         with pytest.raises(SettingsError, match="marks: got 5, expected 0: only a run"):
             call(bits)
-
-
-@pytest.mark.parametrize("text", ["log", "log:", "log:0", "log:x", "log:-5", "log:5s"])
-def test_other_texts_are_refused(text):
-    with pytest.raises(SettingsError, match="checkpoint_every: got 'log"):
-        settings_from((4, 3), run={"checkpoint_every": text})

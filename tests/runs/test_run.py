@@ -12,10 +12,9 @@ from trialruns import DieAt
 import syncpretrain.runs.folder
 import syncpretrain.runs.run as run_module
 from syncpretrain.data import load_dataset
-from syncpretrain.errors import DataError, RunInterrupted, SettingsError
+from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import EpochFinished, FinetuneStarted
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import load
 from syncpretrain.runs.folder import CONFIG_NAME
 from syncpretrain.runs.metrics import measure
@@ -66,21 +65,6 @@ class TestStopped:
             train_run(settings, out=tmp_path / "run", observers=[fail])
         assert load(tmp_path / "run").widths == (16, 9, 4)
 
-    def test_before_fine_tuning_the_pretrained_stack_is_kept(self, settings, tmp_path):
-        interrupt = DieAt(FinetuneStarted, error=KeyboardInterrupt)
-        with pytest.raises(RunInterrupted, match="the run was stopped") as caught:
-            train_run(settings, out=tmp_path / "run", observers=[interrupt])
-        assert str(tmp_path / "run" / MODEL_NAME) in str(caught.value)
-        assert load(tmp_path / "run").layers[0].decoder_weight is None
-
-    def test_before_the_evaluation_the_fine_tuned_stack_is_kept(
-        self, settings, tmp_path, monkeypatch
-    ):
-        monkeypatch.setattr(run_module, "measure", interrupted)
-        with pytest.raises(RunInterrupted, match="the run was stopped"):
-            train_run(settings, out=tmp_path / "run")
-        assert load(tmp_path / "run").layers[0].decoder_weight is not None
-
     def test_a_crash_of_fine_tuning_leaves_the_pretrained_stack(self, settings, tmp_path):
         crash = DieAt(FinetuneStarted, error=MemoryError("no room"))
         with pytest.raises(MemoryError, match="no room"):
@@ -94,11 +78,6 @@ class TestFolder:
         monkeypatch.setattr("syncpretrain.runs.prepare.load_data", interrupted)
         with pytest.raises(SettingsError, match="is not empty"):
             train_run(settings, out=tmp_path)
-
-    def test_an_empty_one_will_do(self, settings, tmp_path):
-        (tmp_path / "run").mkdir()
-        train_run(settings, out=tmp_path / "run")
-        assert (tmp_path / "run" / MODEL_NAME).is_file()
 
     def test_it_is_not_made_for_data_that_is_refused(self, settings, tmp_path):
         (tmp_path / "x.npy").write_bytes(b"")

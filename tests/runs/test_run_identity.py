@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +16,7 @@ import tomli_w
 from trialruns import Abort, DieAt, died, notices_of
 
 from syncpretrain import load
+from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset, record_of
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice, RunStarted
@@ -22,7 +25,7 @@ from syncpretrain.runs import identity
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, LOCK_NAME, owned
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.settings import settings_from, write_settings
+from syncpretrain.settings import read_settings, settings_from, write_settings
 
 LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"
@@ -45,13 +48,6 @@ def settings_of(folder: Path, bits, y=None, *, objective="reconstruction", run=N
     )
 
 
-def died_again(folder: Path) -> Path:
-    """Resume a run that dies at once."""
-    with pytest.raises(Abort):
-        resume_run(folder, observers=[DieAt(Notice, 1)])
-    return folder
-
-
 def told_by(function, *arguments, **options) -> tuple[dict, list[str]]:
     """Return a report and every notice."""
     events: list[Event] = []
@@ -63,15 +59,19 @@ def labels_for(bits):
     return (bits[:, 0] > 0.5).astype(np.int64)
 
 
+def with_others(bits, *at):
+    """Return a copy whose values at a place are others."""
+    changed = bits.copy()
+    changed[at] = 1 - changed[at]
+    return changed
+
+
 class TestData:
-    def changed(self, bits):
-        """Return each way to change the data, by name."""
-        y = labels_for(bits)
-        one_row = bits.copy()
-        one_row[101, 3] = 1 - one_row[101, 3]
-        most = bits.copy()
-        most[40:] = 1 - most[40:]
-        return {"one value": (one_row, y), "most rows": (most, y), "labels": (bits, 1 - y)}
+    CHANGES: ClassVar = {
+        "one value": lambda bits, y: (with_others(bits, 101, 3), y),
+        "most rows": lambda bits, y: (with_others(bits, slice(40, None)), y),
+        "labels": lambda bits, y: (bits, 1 - y),
+    }
 
     def test_a_run_of_a_version_that_kept_no_meaning_names_it(self, tmp_path, bits):
         settings = settings_of(tmp_path, bits, labels_for(bits), objective="classification")
@@ -82,25 +82,22 @@ class TestData:
         with pytest.raises(SettingsError, match="resume with the version that began the run"):
             resume_run(folder)
 
-    @pytest.mark.parametrize("change", ["one value", "most rows", "labels"])
+    @pytest.mark.parametrize("change", CHANGES)
     @pytest.mark.parametrize("kind", [EpochFinished, FinetuneEpochFinished])
     def test_changed_data_is_refused_with_both_sides(self, tmp_path, bits, kind, change):
         settings = settings_of(tmp_path, bits, labels_for(bits), objective="classification")
         n = 6 if kind is EpochFinished else 2
         folder = died(settings, tmp_path / "run", kind, n)
         before = sorted(path.name for path in folder.rglob("*"))
-        saved_data(tmp_path, *self.changed(bits)[change])
-        with pytest.raises(
-            SettingsError, match=r"its data was the 200 examples .*is now"
-        ) as caught:
+        saved_data(tmp_path, *self.CHANGES[change](bits, labels_for(bits)))
+        message = r"its data was the 200 examples .*is now"
+        with pytest.raises(SettingsError, match=message) as caught:
             resume_run(folder)
         digests = [w for w in str(caught.value).replace(")", " ").split() if len(w) == 12]
         assert len(set(digests)) == 2, "both sides are named"
         assert sorted(path.name for path in folder.rglob("*")) == before, "nothing is touched"
-        whole = train_run(
-            settings_of(tmp_path, bits, labels_for(bits), objective="classification"),
-            out=tmp_path / "whole",
-        )
+        saved_data(tmp_path, bits, labels_for(bits))
+        whole = train_run(settings, out=tmp_path / "whole")
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"], "put back"
 
     @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
@@ -128,8 +125,7 @@ class TestData:
             data = Dataset("x", "here", *parts, train_labels=train_labels, **others)
             return record_of(data).sha256
 
-        other = bits[150:].copy()
-        other[-1, -1] = 1 - other[-1, -1]
+        other = with_others(bits[150:], -1, -1)
         found = {
             digest(),
             digest(train_labels=None),
@@ -157,20 +153,23 @@ class TestData:
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
 
+def change_settings(folder: Path, section: str, **values) -> None:
+    """Change what the run's config.toml says."""
+    config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
+    config[section] |= values
+    (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
+
+
 class TestSettings:
     def test_a_changed_setting_is_refused_and_named(self, tmp_path, bits):
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
-        config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
-        config["pretrain"]["epochs"] = [6, 6, 6]
-        (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
+        change_settings(folder, "pretrain", epochs=[6, 6, 6])
         with pytest.raises(SettingsError, match=r"pretrain\.epochs \[3, 3, 3\].*\[6, 6, 6\]"):
             resume_run(folder)
 
     def test_how_it_keeps_itself_safe_may_change(self, tmp_path, bits):
         folder = died(settings_of(tmp_path, bits), tmp_path / "run")
-        config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
-        config["run"] |= {"keep": 5, "checkpoint_every": "2"}
-        (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
+        change_settings(folder, "run", keep=5, checkpoint_every="2")
         whole = train_run(settings_of(tmp_path, bits), out=tmp_path / "whole")
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
@@ -241,43 +240,42 @@ class TestKernels:
         found = identity.identity_of(tuned, data).arithmetic["bfloat16 sums"]
         assert found == f"by {identity.bfloat16_order()}"
 
-    def test_both_kinds_are_told_apart(self, tmp_path, bits):
-        assert identity.identity_of(
-            settings_of(tmp_path, bits), Dataset("x", "here", bits, bits[:0], bits[:0])
-        ).kernels == ("compiled" if identity.available() else "numpy")
-
 
 class TestReplay:
     FREE: ClassVar = {"pace": "free", "epochs": (6, 4, 3), "refresh_epochs": (0, 1, 1)}
     READS = ((0, 0, 0, 0, 0, 0), (2, 2, 4, 5), (1, 3, 4))
 
+    @pytest.fixture
+    def settings(self, tmp_path, bits):
+        return settings_of(tmp_path, bits, **self.FREE)
+
+    @pytest.fixture
+    def whole(self, settings, tmp_path):
+        """The parameters after a replay that was not stopped."""
+        report = train_run(settings, out=tmp_path / "whole", replay=self.READS)
+        return report["parameters_sha256"]
+
     @pytest.mark.parametrize("n", [1, 3, 5, 8, 11])
-    def test_a_resumed_replay_is_still_one(self, tmp_path, bits, n):
-        settings = settings_of(tmp_path, bits, **self.FREE)
-        whole = train_run(settings, out=tmp_path / "whole", replay=self.READS)
+    def test_a_resumed_replay_is_still_one(self, settings, whole, tmp_path, n):
         folder = died(settings, tmp_path / "run", n=n, replay=self.READS)
-        report = resume_run(folder, workers=3)
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
+        assert resume_run(folder, workers=3)["parameters_sha256"] == whole
         assert read_reads(folder / EVENTS_NAME) == self.READS
 
-    def test_it_goes_on_as_one_without_any_checkpoint(self, tmp_path, bits):
-        settings = settings_of(tmp_path, bits, **self.FREE)
-        whole = train_run(settings, out=tmp_path / "whole", replay=self.READS)
+    def test_it_goes_on_as_one_without_any_checkpoint(self, settings, whole, tmp_path):
         folder = died(settings, tmp_path / "run", n=5, replay=self.READS)
         shutil.rmtree(folder / CHECKPOINTS_NAME)
-        assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
+        assert resume_run(folder)["parameters_sha256"] == whole
 
     @pytest.mark.parametrize("kind", [EpochFinished, FinetuneEpochFinished])
-    def test_it_goes_on_as_one_without_run_json(self, tmp_path, bits, kind):
+    def test_it_goes_on_as_one_without_run_json(self, settings, whole, tmp_path, kind):
         """Its checkpoints know it as well."""
-        settings = settings_of(tmp_path, bits, **self.FREE)
-        whole = train_run(settings, out=tmp_path / "whole", replay=self.READS)
         folder = died(settings, tmp_path / "run", kind, 3, replay=self.READS)
         written = (folder / IDENTITY_NAME).read_bytes()
         (folder / IDENTITY_NAME).unlink()
-        again = died_again(folder)
-        assert (again / IDENTITY_NAME).read_bytes() == written
-        assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
+        with pytest.raises(Abort):
+            resume_run(folder, observers=[DieAt(Notice, 1)])
+        assert (folder / IDENTITY_NAME).read_bytes() == written
+        assert resume_run(folder)["parameters_sha256"] == whole
 
     @pytest.mark.parametrize("finish", ["drain", "first-layer"])
     @pytest.mark.parametrize("n", [2, 5, 7, 9, 12])
@@ -291,9 +289,8 @@ class TestReplay:
         again = train_run(settings, out=tmp_path / "again", replay=read_reads(folder / EVENTS_NAME))
         assert again["parameters_sha256"] == report["parameters_sha256"]
 
-    def test_the_log_of_a_resumed_run_needs_no_line_from_before(self, tmp_path, bits):
+    def test_the_log_of_a_resumed_run_needs_no_line_from_before(self, settings, tmp_path):
         """A machine that dies loses lines that were not on its disk yet."""
-        settings = settings_of(tmp_path, bits, **self.FREE)
         folder = died(settings, tmp_path / "run", n=7)
         log = folder / EVENTS_NAME
         lines = log.read_bytes().splitlines(keepends=True)
@@ -325,8 +322,6 @@ class TestOldRuns:
         return folder
 
     def test_they_are_resumed_to_the_same_bits(self, folder):
-        from syncpretrain.settings import read_settings
-
         whole = train_run(read_settings(folder / CONFIG_NAME), out=folder.parent / "whole")
         report, notices = told_by(resume_run, folder)
         assert report["parameters_sha256"] == whole["parameters_sha256"]
@@ -345,8 +340,6 @@ class TestOldRuns:
 
 class TestFiles:
     def test_every_checkpoint_and_the_pretrained_stack_tell_their_run(self, tmp_path, bits):
-        from syncpretrain.array_files import read_arrays
-
         folder = died(settings_of(tmp_path, bits), tmp_path / "run", FinetuneEpochFinished, 3)
         written = json.loads((folder / IDENTITY_NAME).read_text())
         assert written["data"]["train"] == 200
@@ -359,9 +352,10 @@ class TestFiles:
 
     def test_a_pretrained_stack_of_another_run_is_not_used(self, tmp_path, bits):
         settings = settings_of(tmp_path, bits)
-        folder = died(settings, tmp_path / "run", FinetuneEpochFinished, 1)
-        other = died(
-            settings_of(tmp_path, bits, seed=8), tmp_path / "other", FinetuneEpochFinished, 1
+        others = settings_of(tmp_path, bits, seed=8)
+        folder, other = (
+            died(own, tmp_path / name, FinetuneEpochFinished, 1)
+            for name, own in (("run", settings), ("other", others))
         )
         name = Path(CHECKPOINTS_NAME) / PRETRAINED_NAME
         shutil.copy(other / name, folder / name)
@@ -405,23 +399,13 @@ class TestFiles:
 
 
 class TestOwner:
-    def test_a_second_one_is_refused_with_the_process_that_holds_it(self, tmp_path, bits):
-        import os
-
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
-        with owned(folder, print):
-            reported = rf"is at work in process {os.getpid()} on "
-            with pytest.raises(SettingsError, match=reported):
-                resume_run(folder)
-        assert not (folder / LOCK_NAME).exists()
-        resume_run(folder)
-
     def test_a_run_owns_its_folder_from_its_first_event_to_its_last(self, tmp_path, bits):
         refused = []
 
         def second(event) -> None:
             if isinstance(event, (RunStarted, FinetuneEpochFinished)):
-                with pytest.raises(SettingsError, match="is at work in process"):
+                message = rf"is at work in process {os.getpid()} on "
+                with pytest.raises(SettingsError, match=message):
                     resume_run(tmp_path / "run")
                 refused.append(event)
 
@@ -435,8 +419,6 @@ class TestOwner:
         assert not (folder / LOCK_NAME).exists()
 
     def test_a_file_system_without_locks_is_told(self, tmp_path, monkeypatch):
-        import errno
-
         def refuse(*arguments):
             raise OSError(errno.ENOLCK, "No locks available")
 

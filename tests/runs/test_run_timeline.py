@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from trialruns import DieAt, died, settings_on
+from trialruns import died, settings_on
 
 from syncpretrain import pretrain
 from syncpretrain.errors import DataError
-from syncpretrain.events import EpochFinished, EpochStarted, RunStarted
+from syncpretrain.events import EpochStarted, RunStarted
 from syncpretrain.observers.history import History
 from syncpretrain.runs.record import (
     EpochSpan,
@@ -82,15 +82,6 @@ class TestReading:
     def test_without_a_file_it_says_which(self, tmp_path):
         with pytest.raises(DataError, match=r"^run: cannot read .*events\.jsonl: No such file"):
             read_timeline(tmp_path)
-
-    def test_the_reason_of_an_end_is_recorded(self, bits, tmp_path):
-        settings = settings_on(tmp_path, bits, LAYERS)
-        out = tmp_path / "run"
-        with pytest.raises(RuntimeError, match="too warm"):
-            train_run(
-                settings, out=out, observers=[DieAt(EpochFinished, error=RuntimeError("too warm"))]
-            )
-        assert read_timeline(out).stopped == (True, "too warm")
 
 
 class TestCriticalPath:

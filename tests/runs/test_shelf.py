@@ -1,4 +1,4 @@
-"""The shelf of runs: states, names, damaged folders, removal, and the model card."""
+"""The shelf of runs: states, as reports have them, names, damage, removal, and the model card."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ import os
 import re
 import shutil
 import socket
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from commandline import exit_status
 from doccommands import words_of
+from folders import names_in
 from trialruns import DieAt, settings_on
 
 import syncpretrain
 from syncpretrain.cli.runs import STATE_NAMES
-from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
+from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
+from syncpretrain.report.outcome import headline_of
 from syncpretrain.runs.folder import LOCK_NAME, owned, owner_of
+from syncpretrain.runs.record import read_run as read_record
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.runs.shelf import check_run, read_run, remove_run, runs_in
 from syncpretrain.settings import settings_from
 
+WRONG_TEXTS = ("", "{", "[]", '{"seconds": 3}', "\0", "\0\xff", "[" * 9999)
 DEAD = 2**22 + 1  # above the highest process number of Linux
 
 
@@ -66,8 +72,15 @@ def copied(shelf, tmp_path):
     return tmp_path / "runs"
 
 
+def state_of(folder):
+    """Return the state of a run, of which the shelf and the report say the same."""
+    run = read_run(folder)
+    assert read_record(folder).state == (run.state, run.reason)
+    return run.state
+
+
 def states(folder):
-    return {run.name: run.state for run in runs_in(folder)}
+    return {run.name: state_of(folder / run.name) for run in runs_in(folder)}
 
 
 class TestStates:
@@ -112,7 +125,7 @@ class TestStates:
             assert f"process {os.getpid()}" in run.reason
             with pytest.raises(SettingsError, match="at work"):
                 remove_run(copied / "killed")
-        assert read_run(copied / "killed").state == "stopped"
+        assert state_of(copied / "killed") == "stopped"
 
     def test_the_lock_of_a_dead_owner_counts_for_nothing(self, copied):
         lock = copied / "killed" / LOCK_NAME
@@ -124,14 +137,46 @@ class TestStates:
             fcntl.flock(file, fcntl.LOCK_EX)
             assert owner_of(copied / "killed") is not None
 
-    @pytest.mark.parametrize("name", ["metrics.json", "config.toml"])
-    @pytest.mark.parametrize("text", ["", "{", "[]", '{"seconds": 3}', "\0\xff", "[" * 9999])
-    def test_a_damaged_run_has_a_reason(self, copied, name, text):
-        (copied / "classifier" / name).write_bytes(text.encode("latin-1"))
-        run = read_run(copied / "classifier")
-        assert run.state == "damaged"
-        assert name in run.reason
+    def test_a_folder_in_place_of_the_lock_has_no_owner(self, copied):
+        (copied / "stopped" / LOCK_NAME).mkdir()
+        assert owner_of(copied / "stopped") is None
+        assert state_of(copied / "stopped") == "stopped"
+
+    @pytest.mark.parametrize(
+        ("name", "old", "new"),
+        [
+            *product(("metrics.json", "config.toml"), [None], WRONG_TEXTS),
+            ("metrics.json", "{", "[" * 100_000),
+            ("metrics.json", '"layers": [', '"layers": [3, '),
+            ("metrics.json", '"accuracy": {', '"accuracy": 3, "other": {'),
+            ("metrics.json", '"test": 20', '"test": NaN'),
+            ("metrics.json", '"name": ', '"other": '),
+        ],
+    )
+    def test_a_damaged_run_has_a_reason(self, copied, name, old, new):
+        run = copied / "classifier"
+        text = (run / name).read_text()
+        damaged = new if old is None else text.replace(old, new, 1)
+        assert damaged != text
+        (run / name).write_bytes(damaged.encode("latin-1"))
+        assert state_of(run) == "damaged"
+        assert name in read_run(run).reason
+        found = headline_of(read_record(run))
+        assert found.kind == "poor"
+        assert name in found.reasons[0]
         assert len(runs_in(copied)) == 5
+        with owned(run, pytest.fail):
+            assert state_of(run) == "running"
+
+    @pytest.mark.parametrize(
+        ("name", "state"), [("metrics.json", "stopped"), ("config.toml", "damaged")]
+    )
+    def test_a_file_that_is_gone_or_a_folder(self, copied, name, state):
+        path = copied / "classifier" / name
+        path.unlink()
+        assert state_of(copied / "classifier") == state
+        path.mkdir()
+        assert state_of(copied / "classifier") == "damaged"
 
     @pytest.mark.parametrize("text", ["", "{", "[]", '{"event": 1}', "\0" * 99])
     def test_damaged_events_only_cost_the_reason(self, copied, text):
@@ -139,22 +184,32 @@ class TestStates:
         run = read_run(copied / "failed")
         assert (run.state, run.seconds) == ("stopped", None)
 
-    def test_without_settings_it_is_damaged(self, copied):
-        (copied / "failed" / "config.toml").unlink()
-        assert states(copied)["failed"] == "damaged"
+    def test_a_closed_folder_is_listed_beside_the_others(self, copied, monkeypatch):
+        def is_file(path, own=Path.is_file):
+            if path.parent.name == "failed":
+                raise PermissionError(13, "Permission denied")
+            return own(path)
+
+        monkeypatch.setattr(Path, "is_file", is_file)
+        found = {run.name: (run.state, run.reason) for run in runs_in(copied)}
+        assert len(found) == 5
+        assert found["failed"] == ("damaged", f"{copied / 'failed'}: Permission denied")
+        with pytest.raises(SettingsError, match=r"^run: cannot read .*failed: Permission denied$"):
+            remove_run(copied / "failed")
 
 
 class TestRemoval:
     def test_all_of_it_is_removed_and_nothing_else(self, copied):
         remove_run(copied / "failed")
-        assert sorted(path.name for path in copied.iterdir()) == [
-            "20260102-030405-6-4",
-            "a-file",
-            "classifier",
-            "killed",
-            "notes",
-            "stopped",
-        ]
+        left = ["20260102-030405-6-4", "a-file", "classifier", "killed", "notes", "stopped"]
+        assert names_in(copied) == left
+
+    def test_a_run_that_cannot_be_removed_stays(self, copied, monkeypatch):
+        monkeypatch.setattr("os.access", lambda path, mode: Path(path) != copied)
+        message = f"^run: cannot remove .*: {copied} cannot be written"
+        with pytest.raises(SettingsError, match=message):
+            remove_run(copied / "failed")
+        assert state_of(copied / "failed") == "failed"
 
     @pytest.mark.parametrize("name", ["notes", "a-file", "nowhere", ".", ".."])
     def test_what_is_no_run_stays(self, copied, name):
@@ -190,11 +245,8 @@ class TestCommands:
         finished = ["20260102-030405-6-4", "classifier"]
         assert names()[-1] == finished[0]  # the oldest
         assert sorted(names("--state", "finished")) == finished
-        assert set(names("--state", "failed", "--state", "stopped")) == {
-            "failed",
-            "killed",
-            "stopped",
-        }
+        ended_early = {"failed", "killed", "stopped"}
+        assert set(names("--state", "failed", "--state", "stopped")) == ended_early
         assert names("--sort", "name") == sorted(names())
         assert names("--sort", "name", "--reverse") == sorted(names(), reverse=True)
         by_error = names("--sort", "test")
@@ -241,6 +293,12 @@ class TestCommands:
         assert len(runs_in(copied)) == 3
         assert "removed" in capsys.readouterr().out
 
+    def test_rm_removes_a_run_that_is_named_twice_once(self, copied, call):
+        names = (copied / "failed", "failed", copied / "." / "stopped")
+        out, _ = call("runs", "--folder", copied, "rm", *names, "--yes")
+        assert out.count("removed ") == 2
+        assert states(copied).keys() == {"20260102-030405-6-4", "classifier", "killed"}
+
     def test_rm_removes_none_if_one_is_no_run(self, call, copied):
         _, err = call("runs", "--folder", copied, "rm", "failed", "notes", "--yes", status=2)
         assert "notes, expected the folder of a run" in err
@@ -284,22 +342,6 @@ class TestCard:
         card = (out / "README.md").read_text()
         assert f"syncpretrain finetune {start} --data " in card
         assert syncpretrain.load(start).parameters_sha256 in card
-
-
-def test_a_worker_that_fails_is_recorded(tmp_path):
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((40, 4), dtype=np.float32))
-    settings = settings_from(
-        (4, 3), data={"name": str(tmp_path / "x.npy")}, epochs=1, batch_size=10
-    )
-    with pytest.raises(WorkerError):
-        train_run(
-            settings,
-            out=tmp_path / "run",
-            observers=[DieAt(EpochFinished, error=WorkerError("layer 1 failed"))],
-        )
-    last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["failed"]) == ("RunStopped", True)
-    assert last["reason"].startswith("layer 1 failed")
 
 
 @pytest.mark.parametrize(

@@ -47,16 +47,32 @@ def adam(parameters):
     return torch.optim.Adam(parameters, 0.003)
 
 
+def by_steps(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def interrupting(layer, epoch):
+    def stop(event):
+        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (layer, epoch):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return stop
+
+
+def stopped(network, fit, *, at=(1, 2), **settings):
+    """Train until a layer has finished an epoch; what is needed to go on is kept by ``resume``."""
+    with pytest.raises(RunInterrupted):
+        trained(network, fit=fit, observers=[interrupting(*at)], **settings)
+
+
 @pytest.mark.parametrize("network", [perceptron, convolutional])
 @pytest.mark.parametrize(("runtime", "workers"), PLACES)
 def test_a_runtime_and_a_number_of_workers_change_no_bit(network, runtime, workers):
     whole = trained(network)
     other = trained(network, runtime=runtime, workers=workers)
     assert digest_of(other) == digest_of(whole)
-    assert [c.train for c in other.history.layers] == [c.train for c in whole.history.layers]
-    assert [c.validation for c in other.history.layers] == [
-        c.validation for c in whole.history.layers
-    ]
+    for found, wanted in zip(other.history.layers, whole.history.layers, strict=True):
+        assert (found.train, found.validation) == (wanted.train, wanted.validation)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -86,7 +102,7 @@ OPTIMIZERS = [
 ]
 SCHEDULERS = [
     None,
-    lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
+    by_steps,
     lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9),
 ]
 
@@ -169,18 +185,11 @@ def test_gradients_and_steps_are_those_of_plain_pytorch(accumulate):
     for module, state in zip((own, *heads), states, strict=True):
         module.load_state_dict(state)
     assert digest(own, *heads) != expected
-    trainer = LocalTrainer(
-        own,
-        classes=3,
-        loss="cross-entropy",
-        heads=lambda number, below, above: heads[number - 1],
-        optimizer=adam,
-        runtime="threads",
-        workers=2,
-        seed=5,
-        accumulate=accumulate,
-    )
-    trainer.fit(X, y, epochs=2, batch_size=32)
+    given = {"loss": "cross-entropy", "optimizer": adam, "accumulate": accumulate}
+    given |= {"heads": lambda number, below, above: heads[number - 1]}
+    fit = {"batch_size": 32, "validation": None}
+    places = {"runtime": "threads", "workers": 2}
+    trained(lambda: own, data=(X, y), epochs=2, fit=fit, **places, **given)
     assert digest(own, *heads) == expected
 
 
@@ -194,14 +203,6 @@ def test_a_call_leaves_pytorch_as_it_was():
     assert torch.get_num_threads() == threads
 
 
-def interrupting(layer, epoch):
-    def stop(event):
-        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (layer, epoch):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return stop
-
-
 PAIRS = [
     (("threads", 3), ("serial", 1)),
     (("serial", 1), ("threads", 2)),
@@ -212,34 +213,21 @@ PAIRS = [
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_a_stopped_run_goes_on_with_other_workers(first, second, tmp_path):
-    own = {
-        "optimizer": adam,
-        "scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
-        "epochs": 6,
-        "clip": 2.0,
-        "accumulate": 2,
-    }
-    whole = trained(perceptron, **own)
-    own["fit"] = {"resume": tmp_path}
-    with pytest.raises(RunInterrupted):
-        trained(
-            perceptron,
-            runtime=first[0],
-            workers=first[1],
-            observers=[interrupting(2, 2)],
-            **own,
-        )
+    own = {"optimizer": adam, "scheduler": by_steps, "epochs": 6, "clip": 2.0, "accumulate": 2}
+    whole, fit = trained(perceptron, **own), {"resume": tmp_path}
+    stopped(perceptron, fit, at=(2, 2), runtime=first[0], workers=first[1], **own)
     assert list(tmp_path.iterdir())
-    rest = trained(perceptron, runtime=second[0], workers=second[1], **own)
+    rest = trained(perceptron, runtime=second[0], workers=second[1], fit=fit, **own)
     assert digest_of(rest) == digest_of(whole)
     assert [c.train for c in rest.history.layers] == [c.train for c in whole.history.layers]
     assert not list(tmp_path.iterdir())
 
 
-MULTI_STEP = {
-    "optimizer": adam,
-    "scheduler": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4], 0.5),
-}
+def multi_step(optimizer):
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.5)
+
+
+MULTI_STEP = {"optimizer": adam, "scheduler": multi_step}
 
 
 @pytest.mark.parametrize(("runtime", "workers"), [("threads", 2), ("processes", 2)])
@@ -282,30 +270,16 @@ def averaging():
     return nn.Sequential(Average(), nn.Linear(8, 3))
 
 
-def test_buffers_that_no_state_has_go_along(tmp_path):
+def test_buffers_that_no_state_has_go_along():
     whole = trained(averaging, epochs=6)
     other = trained(averaging, epochs=6, runtime="processes", workers=2)
     torch.testing.assert_close(other.model[0].mean, whole.model[0].mean, rtol=0, atol=0)
-    fit = {"resume": tmp_path}
-    with pytest.raises(RunInterrupted):
-        trained(averaging, epochs=6, fit=fit, observers=[interrupting(2, 2)])
-    assert digest_of(trained(averaging, epochs=6, fit=fit)) == digest_of(whole)
-
-
-def test_a_schedule_by_the_numbers_of_epochs_resumes(tmp_path):
-    own = MULTI_STEP | {"epochs": 6}
-    whole = trained(perceptron, **own)
-    own["fit"] = {"resume": tmp_path}
-    with pytest.raises(RunInterrupted):
-        trained(perceptron, observers=[interrupting(2, 2)], **own)
-    assert digest_of(trained(perceptron, **own)) == digest_of(whole)
 
 
 @pytest.mark.parametrize("bytes_left", [0, 5, 100, 20_000, -3])
 def test_a_torn_state_is_refused_before_training(tmp_path, bytes_left):
     own = {"epochs": 6, "fit": {"resume": tmp_path}}
-    with pytest.raises(RunInterrupted):
-        trained(perceptron, observers=[interrupting(1, 2)], **own)
+    stopped(perceptron, **own)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:bytes_left])
     seen = []
@@ -335,25 +309,27 @@ def spectral():
     return nn.Sequential(Spectral(), nn.Linear(8, 3))
 
 
-def test_complex_parameters_have_the_same_bits(tmp_path):
-    own = {"epochs": 6, "optimizer": adam, "clip": 1.0}
-    whole = digest_of(trained(spectral, **own))
-    assert digest_of(trained(spectral, runtime="threads", workers=2, **own)) == whole
-    own["fit"] = {"resume": tmp_path}
-    with pytest.raises(RunInterrupted):
-        trained(spectral, observers=[interrupting(2, 2)], **own)
-    assert digest_of(trained(spectral, **own)) == whole
+@pytest.mark.parametrize(
+    ("network", "own"),
+    [(averaging, {}), (perceptron, MULTI_STEP), (spectral, {"optimizer": adam, "clip": 1.0})],
+    ids=["buffers", "a schedule by the numbers of epochs", "complex parameters"],
+)
+def test_threads_and_a_resume_have_the_same_bits(network, own, tmp_path):
+    own = own | {"epochs": 6}
+    whole, fit = digest_of(trained(network, **own)), {"resume": tmp_path}
+    assert digest_of(trained(network, runtime="threads", workers=2, **own)) == whole
+    stopped(network, fit, at=(2, 2), **own)
+    assert digest_of(trained(network, fit=fit, **own)) == whole
 
 
 @pytest.mark.parametrize("is_given", [False, True])
 def test_a_state_of_other_validation_examples_is_refused(tmp_path, is_given):
     X, y = rows(90)
     first = (X[20:40], y[20:40]) if is_given else None
-    fit, own = {"resume": tmp_path, "validation": first}, {"epochs": 6}
-    with pytest.raises(RunInterrupted):
-        trained(perceptron, fit=fit, observers=[interrupting(1, 2)], **own)
+    fit = {"resume": tmp_path, "validation": first}
+    stopped(perceptron, fit, epochs=6)
     with pytest.raises(CheckpointError, match="of another call, in which validation was another"):
-        trained(perceptron, fit=fit | {"validation": (X[:20], y[:20])}, **own)
+        trained(perceptron, fit=fit | {"validation": (X[:20], y[:20])}, epochs=6)
 
 
 def narrower():
@@ -383,8 +359,7 @@ OTHERS = [
 
 def test_a_state_of_another_call_is_refused_in_short_words(tmp_path):
     own = {"network": perceptron, "epochs": 6, "fit": {"resume": tmp_path, "validation": None}}
-    with pytest.raises(RunInterrupted):
-        trained(**own, observers=[interrupting(1, 2)])
+    stopped(**own)
     for other, words in OTHERS:
         with pytest.raises(CheckpointError, match=f"is of another call, in which .*{words}") as e:
             trained(**own | other)
@@ -403,12 +378,10 @@ class Smooth:
 def test_a_loss_that_another_process_has_elsewhere_goes_on(tmp_path):
     own = {"epochs": 6, "heads": lambda _, below, above: nn.Linear(above[0], 3)}
     own["fit"] = {"resume": tmp_path}
-    with pytest.raises(RunInterrupted):
-        trained(perceptron, loss=Smooth(), observers=[interrupting(1, 2)], **own)
+    stopped(perceptron, loss=Smooth(), **own)
     other = Smooth()  # at another address
-    assert digest_of(trained(perceptron, loss=other, **own)) == digest_of(
-        trained(perceptron, loss=other, **own)
-    )
+    first, second = (digest_of(trained(perceptron, loss=other, **own)) for _ in range(2))
+    assert first == second
 
 
 KILLED = """

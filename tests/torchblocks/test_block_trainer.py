@@ -21,9 +21,18 @@ from syncpretrain.torch import LocalTrainer, block, trainer  # noqa: E402
 from syncpretrain.torch.losses import PooledHead, PredSimHead, similarities  # noqa: E402
 
 
-def fitted(network, X, y=None, weight=None, *, epochs=1, batch_size=30, **settings):
+def trainer_of(network=None, **settings):
     own = {"classes": 3, "runtime": "serial", "workers": 1} | settings
-    return LocalTrainer(network, **own).fit(X, y, weight, epochs=epochs, batch_size=batch_size)
+    return LocalTrainer(network or perceptron(), **own)
+
+
+def fitted(network, X, y=None, weight=None, *, epochs=1, batch_size=30, **settings):
+    return trainer_of(network, **settings).fit(X, y, weight, epochs=epochs, batch_size=batch_size)
+
+
+def sgd(rate):
+    """Return a function that makes an optimizer, as those of a trainer."""
+    return lambda parameters: torch.optim.SGD(parameters, rate)
 
 
 def test_a_block_begins_with_a_weight_and_takes_what_follows():
@@ -56,14 +65,6 @@ def test_a_last_block_without_scores_has_a_head_in_the_classifier():
         own = fitted(perceptron(last=7), X, y, loss=loss)
         assert isinstance(own.heads[-1], kind)
         assert own.classifier(torch.from_numpy(X)).shape == (60, 3)
-
-
-def test_a_head_of_ones_own_needs_features_for_predsim():
-    X, y = rows(60)
-    with pytest.raises(
-        SettingsError, match="returns one output with loss predsim, expected the sco"
-    ):
-        fitted(perceptron(), X, y, heads=linear)
 
 
 def test_a_second_call_goes_on():
@@ -111,17 +112,16 @@ def test_weights_of_zero_leave_examples_out(loss):
 
     X, y = rows(60)
     weight = np.r_[np.ones(40), np.zeros(20)].astype(np.float32)
-    sgd = {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "loss": loss}
-    whole = fitted(network(), X, y, weight, batch_size=60, **sgd)
-    part = fitted(network(), X[:40], y[:40], batch_size=40, **sgd)
+    own = {"optimizer": sgd(0.1), "loss": loss}
+    whole = fitted(network(), X, y, weight, batch_size=60, **own)
+    part = fitted(network(), X[:40], y[:40], batch_size=40, **own)
     for a, b in zip(whole.model.parameters(), part.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_validation_without_weights_counts_each_example_once():
     X, y = rows(60)
-    own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
-    own.fit(X, y, np.ones(60), validation=(X, y))
+    own = trainer_of().fit(X, y, np.ones(60), validation=(X, y))
     assert all(len(curve.validation) == 1 for curve in own.history.layers)
 
 
@@ -162,8 +162,7 @@ class Endless(IterableDataset):
 
 def test_a_loader_without_a_length_is_counted():
     loader = DataLoader(Endless(), batch_size=16)
-    own = LocalTrainer(perceptron(), classes=3, runtime="threads", workers=2)
-    own.fit(loader, epochs=2)
+    own = trainer_of(runtime="threads", workers=2).fit(loader, epochs=2)
     assert [len(curve.train) for curve in own.history.layers] == [2] * 4
 
 
@@ -236,16 +235,14 @@ class Turned(nn.Module):
         return x.to(torch.complex64) @ self.weight
 
 
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
+FLOAT64 = r"block 1 has torch.float64 on cpu, expected torch.float32 on cpu; take module.float\(\)"
 CASES = [
     (lambda: nn.Linear(12, 3), {}, "got Linear, expected an nn.Sequential"),
     (lambda: nn.Sequential(nn.ReLU()), {}, "no module with a weight"),
     (lambda: nn.Sequential(Two(), nn.Linear(12, 3)), {}, "block 1 returns tuple, expected one"),
     (shared, {}, "blocks 2 and 3 share a parameter"),
-    (
-        lambda: perceptron().double(),
-        {},
-        r"block 1 has torch.float64 on cpu, expected torch.float32 on cpu; take module.float\(\)",
-    ),
+    (lambda: perceptron().double(), {}, FLOAT64),
     (lambda: nn.Sequential(Turned(), nn.Linear(8, 3)), {}, "block 1 returns torch.complex64, .*wr"),
     (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
     (
@@ -253,6 +250,7 @@ CASES = [
         {"heads": lambda *_: nn.Linear(5, 3), "loss": "cross-entropy"},
         "the head or the loss of block 1 fails: ",
     ),
+    (perceptron, {"heads": linear}, "returns one output with loss predsim, expected the sco"),
     (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
     (perceptron, {"classes": None}, "classes: got nothing with loss predsim"),
     (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
@@ -285,11 +283,7 @@ CASES = [
     (perceptron, {"precision": "bf16"}, "precision: got 'bf16', expected torch.bfloat16"),
     (perceptron, {"optimizer": "adam"}, "optimizer: got <class 'str'>, expected a function"),
     (perceptron, {"optimizer": torch.optim.LBFGS}, "optimizer: got LBFGS"),
-    (
-        perceptron,
-        {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
-        "optimizer: got ReduceLROnPlateau",
-    ),
+    (perceptron, {"scheduler": PLATEAU}, "optimizer: got ReduceLROnPlateau"),
     (perceptron, {"heads": lambda *_: None}, "heads: got NoneType, expected a module"),
     (perceptron, {"classes": 2.5}, "classes: got 2.5, expected a whole number"),
     (perceptron, {"block_threads": 0}, "block_threads: got 0, expected a whole number"),
@@ -340,9 +334,8 @@ def test_a_schedule_that_ends_too_early_is_refused_before_training(every, steps)
     ],
 )
 def test_a_wrong_argument_of_fit_is_refused(wrong, message):
-    own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
     with pytest.raises(SettingsError, match=message):
-        own.fit(*rows(60), **wrong)
+        trainer_of().fit(*rows(60), **wrong)
 
 
 MODULE = nn.Sequential(*(nn.Linear(12, 12) for _ in range(9)))
@@ -365,11 +358,8 @@ def test_an_optimizer_of_all_parameters_is_refused():
 def test_a_schedule_of_another_optimizer_is_refused():
     other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
     with pytest.raises(SettingsError, match="scheduler: got another optimizer in block 1"):
-        fitted(
-            perceptron(),
-            *rows(60),
-            scheduler=lambda _: torch.optim.lr_scheduler.StepLR(other, 1),
-        )
+        schedule = torch.optim.lr_scheduler.StepLR(other, 1)
+        fitted(perceptron(), *rows(60), scheduler=lambda _: schedule)
 
 
 def test_workers_are_measured_on_minibatches_that_are_larger_than_the_batch_size():
@@ -379,30 +369,48 @@ def test_workers_are_measured_on_minibatches_that_are_larger_than_the_batch_size
     assert len(own.history.layers[0].train) == 1
 
 
-def test_data_that_do_not_fit_are_refused():
+NO_DATA = [
+    (
+        lambda X, y: iter([(X, y)]),
+        "X: got list_iterator, expected arrays or an iterable of minibatches",
+    ),
+    (
+        lambda X, y: TensorDataset(torch.from_numpy(X)),
+        "X: got TensorDataset, expected arrays or an",
+    ),
+    (lambda X, y: [(X, y, y, y)], "X: got 4 parts of a minibatch, expected X, y and weights"),
+    (lambda X, y: [{"x": X}], "X or y: expected numbers, a row an example"),
+    (lambda X, y: [3], "X or y: expected numbers, a row an example"),
+    (lambda X, y: X[:0], "X or y: got no rows, expected one or more; give examples"),
+    (lambda X, y: [(X[:0], y[:0])], "X or y: got no rows, expected one or more; give examples"),
+    (lambda X, y: X.astype(complex), "X: got complex128, expected real numbers; give real and"),
+    (
+        lambda X, y: [X.astype(np.complex64)],
+        "X: got complex64, expected real numbers; give real and",
+    ),
+    (lambda X, y: X.astype(str), "X or y: expected numbers, a row an example"),
+    (lambda X, y: torch.from_numpy(X).bfloat16(), "X or y: .* an example .*BFloat16"),
+    (lambda X, y: [], "without a minibatch, expected one or more; drop_last"),
+    (
+        lambda X, y: DataLoader(TensorDataset(torch.ones(9, 12)), batch_size=10, drop_last=True),
+        "without a minibatch, expected one or more; drop_last",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), NO_DATA)
+def test_what_is_no_data_is_refused(make, message):
+    own = make(*rows(60))
+    with pytest.raises(DataError, match=message):
+        fitted(perceptron(), own, rows(60)[1][: len(own)] if hasattr(own, "shape") else None)
+
+
+def test_targets_that_do_not_fit_are_refused():
     X, y = rows(60)
     with pytest.raises(SettingsError, match="y: got nothing with loss predsim"):
         fitted(perceptron(), X)
     with pytest.raises(DataError, match=r"y: got shape \(40,\), expected \(60,\)"):
         fitted(perceptron(), X, y[:40])
-    for own, message in (
-        (iter([(X, y)]), "X: got list_iterator, expected arrays or an iterable of minibatches"),
-        (TensorDataset(torch.from_numpy(X)), "X: got TensorDataset, expected arrays or an"),
-        ([(X, y, y, y)], "X: got 4 parts of a minibatch, expected X, y and weights"),
-        ([{"x": X}], "X or y: expected numbers, a row an example"),
-        ([3], "X or y: expected numbers, a row an example"),
-        (X[:0], "X or y: got no rows, expected one or more; give examples"),
-        ([(X[:0], y[:0])], "X or y: got no rows, expected one or more; give examples"),
-        (X.astype(complex), "X: got complex128, expected real numbers; give real and"),
-        ([X.astype(np.complex64)], "X: got complex64, expected real numbers; give real and"),
-        (X.astype(str), "X or y: expected numbers, a row an example"),
-        (torch.from_numpy(X).bfloat16(), "X or y: .* an example .*BFloat16"),
-    ):
-        with pytest.raises(DataError, match=message):
-            fitted(perceptron(), own, y[: len(own)] if hasattr(own, "shape") else None)
-    for own in ([], DataLoader(TensorDataset(torch.ones(9, 12)), batch_size=10, drop_last=True)):
-        with pytest.raises(DataError, match="without a minibatch, expected one or more; drop_last"):
-            fitted(perceptron(), own)
     loader = DataLoader(TensorDataset(torch.from_numpy(X)), batch_size=10)
     with pytest.raises(DataError, match="y: got it with an iterable"):
         fitted(perceptron(), loader, y)
@@ -431,9 +439,8 @@ BROKEN = [
 def test_wrong_numbers_are_refused_before_training(given, message):
     network = perceptron()
     before, (X, y) = digest(network), rows(60)
-    own = LocalTrainer(network, classes=3, runtime="serial", workers=1)
     with pytest.raises(DataError, match=message):
-        own.fit(**{"X": X, "y": y} | given)
+        trainer_of(network).fit(**{"X": X, "y": y} | given)
     assert digest(network) == before
 
 
@@ -441,8 +448,7 @@ def test_wrong_numbers_are_refused_before_training(given, message):
 def test_a_sampler_may_draw_another_number_of_rows(draws):
     data = TensorDataset(*map(torch.from_numpy, rows(60)))
     sampler = WeightedRandomSampler(torch.ones(60), draws)
-    own = LocalTrainer(perceptron(), classes=3, runtime="serial", workers=1)
-    own.fit(DataLoader(data, batch_size=16, sampler=sampler), epochs=2)
+    own = trainer_of().fit(DataLoader(data, batch_size=16, sampler=sampler), epochs=2)
     assert own.model[1].num_batches_tracked == 2 * -(-draws // 16)
 
 
@@ -461,32 +467,19 @@ def test_a_head_that_changes_its_input_is_refused():
         fitted(perceptron(drop=0.0), X, y, heads=heads, loss="cross-entropy")
 
 
-def test_a_block_of_the_script_itself_is_refused_for_processes():
-    Two.__module__, before = "__main__", Two.__module__
-    try:
-        own = nn.Sequential(perceptron(), nn.Linear(3, 3))
-        own[0].append(Two())
-        with pytest.raises(SettingsError, match="Two of block 1 is defined in the script"):
-            block.Block.__getstate__(
-                block.Block(
-                    number=1,
-                    modules=own[0],
-                    head=nn.Identity(),
-                    below=None,
-                    above=None,
-                    loss=trainer.LocalLoss("predsim"),
-                )
-            )
-    finally:
-        Two.__module__ = before
+def test_a_block_of_the_script_itself_is_refused_for_processes(monkeypatch):
+    monkeypatch.setattr(Two, "__module__", "__main__")
+    parts = {"modules": nn.Sequential(perceptron(), Two()), "head": nn.Identity()}
+    loss = trainer.LocalLoss("predsim")
+    own = block.Block(number=1, below=None, above=None, loss=loss, **parts)
+    with pytest.raises(SettingsError, match="Two of block 1 is defined in the script"):
+        own.__getstate__()
 
 
 def test_a_block_that_diverges_is_taken_back_and_ends_the_run():
-    X, y = rows(60)
-    own = {"optimizer": lambda p: torch.optim.SGD(p, 1e30), "loss": "cross-entropy"}
     network = nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 3))
     with pytest.raises(DivergedError, match="layer 1 diverged in epoch 4"):
-        fitted(network, X, y, epochs=9, **own)
+        fitted(network, *rows(60), epochs=9, optimizer=sgd(1e30), loss="cross-entropy")
     assert all(torch.isfinite(p).all() for p in network.parameters())
 
 
@@ -563,19 +556,13 @@ class Tied(nn.Module):
 
 
 def test_a_head_may_share_parameters_with_its_block_alone():
-    X, _ = rows(60)
+    X, loss = rows(60)[0], "reconstruction"
     network = nn.Sequential(nn.Linear(12, 8), nn.Sigmoid())
-    settings = {"loss": "reconstruction", "heads": lambda *_: Tied(network[0])}
-    own = fitted(network, X, **settings)
+    own = fitted(network, X, loss=loss, heads=lambda *_: Tied(network[0]))
     assert len(own._blocks[0].optimizer.param_groups[0]["params"]) == 2
+    head, network = nn.Linear(12, 12), nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12))
     with pytest.raises(SettingsError, match="heads: blocks 1 and 2 share a parameter"):
-        head = nn.Linear(12, 12)
-        fitted(
-            nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 12)),
-            X,
-            heads=lambda *_: head,
-            loss="reconstruction",
-        )
+        fitted(network, X, loss=loss, heads=lambda *_: head)
 
 
 def test_a_block_that_trains_nothing_is_passed_through():
