@@ -15,19 +15,18 @@ Three things keep the states few, and lose none that differ for anybody but the 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from syncpretrain.schedule.kinds import SCHEDULES, Free, LayerPlan, Pace, ScheduleOptions
+import pytest
+from scheduleplay import KNOWN
+
+from syncpretrain.schedule.kinds import Free, LayerPlan
 from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
 
 SLOTS, MAX_BUFFERS = 2, 3
 Plans = list[LayerPlan]
-PACES: dict[str, Callable[[Plans], Pace]] = {
-    name: partial(kind.lockstep, options=ScheduleOptions()) for name, kind in SCHEDULES.items()
-}
-PACES["free"] = Free
+PACES = KNOWN | {"free": Free}
 
 
 class ProtocolError(Exception):
@@ -346,3 +345,114 @@ def explore(protocol: Protocol, *, deaths: int = 0, stops: int = 0) -> tuple[int
 FAULTS = [{}, {"deaths": 1}, {"stops": 1}, {"deaths": 1, "stops": 1}]
 # States at the least, with both.
 SIZES = {"synchronized": 400_000, "greedy": 6_000, "rounds": 20_000}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_no_interleaving_goes_wrong(name):
+    counts = [explore(Protocol(name), **faults) for faults in FAULTS]
+    states = [count for count, _ in counts]
+    assert states[0] < min(states[1:3])
+    assert max(states[1:3]) < states[3]
+    assert states[3] > SIZES[name]
+    for faults, (_, ends) in zip(FAULTS, counts, strict=True):
+        assert ends["complete"] > 0
+        assert (ends["failed"] > 0) == ("deaths" in faults)
+    print(f"{name}: {states} states")
+
+
+@pytest.mark.parametrize(
+    ("faults", "sizes", "least"),
+    [
+        ({}, {}, 100_000),
+        ({"deaths": 1, "stops": 1}, {"depth": 3}, 100_000),
+        ({"deaths": 1}, {"epochs": 2}, 50_000),
+    ],
+)
+def test_no_interleaving_of_a_free_run_goes_wrong(faults, sizes, least):
+    states, ends = explore(Protocol("free", **sizes), **faults)
+    assert states > least
+    assert ends["complete"] > 0
+    print(f"free, {faults}, {sizes}: {states} states")
+
+
+class LosesAWakeUp(Protocol):
+    def woken_by_put(self, s: State, i: int) -> Iterator[State]:
+        yield from self.woken_from(s, i, "asleep")
+
+
+class NeverReleases(Protocol):
+    def woken_by_break(self, s: State, i: int) -> Iterator[State]:
+        yield from self.woken_from(s, i, "asleep")
+
+
+class LeavesTheDriverAsleep(Protocol):
+    def woken_driver(self, s: State) -> State:
+        return s
+
+
+class ForgetsTooEarly(Protocol):
+    """What an epoch begins to read is forgotten."""
+
+    def execute(self, s: State, command: Command) -> Iterator[State]:
+        for after in super().execute(s, command):
+            early = isinstance(command, Train) and command.layer > 1
+            yield self.forget(after, command.layer - 1, command.reads) if early else after
+
+
+class ReusesTooEarly(Protocol):
+    """A buffer goes back although its version is held, as soon as another version is published."""
+
+    def take(self, s: State) -> Iterator[State]:
+        for after in super().take(s):
+            for layer, store in enumerate(after.stores):
+                if store != s.stores[layer] and store.held[0][1] not in (-1, *store.spare):
+                    spare = (*store.spare, store.held[0][1])
+                    after = self.put_store(after, layer, store._replace(spare=spare))
+            yield after
+
+
+class HidesADeath(Protocol):
+    def report(self, s: State, message: tuple[str, int]) -> Iterator[State]:
+        yield from [s] if message[0] == "failed" else super().report(s, message)
+
+
+class DropsAMessage(Protocol):
+    """A worker that is asked to stop leaves without a word."""
+
+    def report(self, s: State, message: tuple[str, int]) -> Iterator[State]:
+        yield from [s] if message[0] == "stopped" else super().report(s, message)
+
+
+class TurnsInCircles(Protocol):
+    """A stopped worker takes its command again."""
+
+    def training(self, s: State, i: int, worker: Worker) -> Iterator[State]:
+        if s.stopping:
+            yield self.set(s, i, worker._replace(phase="opening" if i else "training"))
+        else:
+            yield from super().training(s, i, worker)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (LosesAWakeUp, "a deadlock"),
+        (NeverReleases, "a deadlock"),
+        (LeavesTheDriverAsleep, "a deadlock"),
+        (ForgetsTooEarly, "version 1 of layer 1 is not held"),
+        (ReusesTooEarly, "a mix"),
+        (HidesADeath, "a deadlock"),
+        (DropsAMessage, "a deadlock"),
+        (TurnsInCircles, "a run that never ends"),
+    ],
+)
+def test_a_broken_protocol_is_found_out(broken, message):
+    with pytest.raises(ProtocolError, match=message):
+        explore(broken("synchronized", depth=3), deaths=1)
+    explore(Protocol("synchronized", depth=3), deaths=1)
+
+
+def test_a_buffer_too_many_is_found_out(monkeypatch):
+    monkeypatch.setitem(globals(), "MAX_BUFFERS", 2)
+    with pytest.raises(ProtocolError, match="needs more than 2 buffers"):
+        explore(Protocol("synchronized"))
