@@ -2,8 +2,8 @@
 
 Every draw is a function of (seed, layer, epoch, step, shard, purpose): these are the key and the
 counter of Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). So no order
-or place of execution can change what is drawn. The lowest counter word is left to the generator:
-2**64 blocks an address.
+or place of execution can change what is drawn. The lowest counter word counts the generator's
+blocks, 2**64 an address, so that several threads can draw parts of one array.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+
+BLOCK = 8  # uniform draws of float32 that Philox makes at once
 
 
 class Purpose(IntEnum):
@@ -37,6 +39,7 @@ class Address(NamedTuple):
     """Address of random numbers: seed, purpose, layer, epoch, step and shard.
 
     ``layer`` 0 stands for the whole stack. A shard is a part of a step with draws of its own.
+    ``block`` is how many blocks of :data:`BLOCK` draws of float32 are left out.
     """
 
     seed: int
@@ -45,6 +48,7 @@ class Address(NamedTuple):
     epoch: int = 0
     step: int = 0
     shard: int = 0
+    block: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -54,7 +58,7 @@ class Address(NamedTuple):
     @property
     def counter(self) -> tuple[int, int, int, int]:
         """The first value of Philox's counter, from the lowest word up."""
-        return 0, self.step, self.epoch, self.shard
+        return self.block, self.step, self.epoch, self.shard
 
     def generator(self) -> np.random.Generator:
         """Return the generator that begins at this address."""

@@ -230,10 +230,6 @@ static int start_philox(Philox *state, PyObject *key_object, PyObject *counter_o
 {
     uint64_t key[2], counter[4];
     if (!words(key_object, key, 2) || !words(counter_object, counter, 4)) return 0;
-    if (counter[0] != 0) {
-        PyErr_SetString(PyExc_ValueError, "the counter's lowest word counts blocks: start it at 0");
-        return 0;
-    }
     philox_start(state, key, counter);
     return 1;
 }

@@ -96,22 +96,7 @@ def arrive_and_wait(
     /,
 ) -> int: ...
 def program(phases: Any, sgemm: int, wide: bool, /) -> Any: ...
-def run_program(
-    program: Any,
-    numbers: Any,
-    words: Any,
-    results: Any,
-    counters: Any,
-    rank: int,
-    workers: int,
-    first: int,
-    behind: int,
-    broken: int,
-    spin_seconds: float,
-    look_seconds: float,
-    timeout_seconds: float,
-    /,
-) -> int: ...
+def run_program(program: Any, numbers: Any, words: Any, results: Any, /) -> None: ...
 def share_program(
     program: Any,
     numbers: Any,

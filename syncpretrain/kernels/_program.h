@@ -1,6 +1,6 @@
 /* A whole step of training as a list of operations, worked without the interpreter's lock.
  *
- * A program is phases of shards of operations. Every worker runs its shards of a phase, then waits
+ * A program is phases of shards of operations. Every thread takes shards of a phase, then waits
  * for the others. The operations are the functions of _native.c and the products of NumPy's own
  * BLAS, so the bits equal the same calls from Python. Included by _native.c alone.
  *
@@ -22,7 +22,7 @@ static const struct {
 } OPERATIONS[KINDS] = {
     [GEMM] = {"matmul", "ttw", 0},
     [MEANS] = {"means", "wr", 1},                           /* units */
-    [DRAW] = {"sample_states", "wrw", 1},                     /* shard */
+    [DRAW] = {"sample_states", "wrw", 2},                     /* shard, block */
     [SQUARED_ERROR] = {"squared_error", "rrw", 1},          /* slot */
     [DIFFERENCES] = {"phase_differences", "wrwww", 1},      /* scratch is an array; examples */
     [MOMENTUM] = {"momentum_step", "wrw", 2},               /* weight decay, l1 */
@@ -147,7 +147,7 @@ static void work_operation(const Program *program, const Operation *op, const Va
     case MEANS: means_all(&m[0], m[1].data, (Units)d[0]); break;
     case DRAW: {
         Philox state;
-        uint64_t counter[4] = {0, values->step, values->epoch, (uint64_t)d[0]};
+        uint64_t counter[4] = {(uint64_t)d[1], values->step, values->epoch, (uint64_t)d[0]};
         philox_start(&state, values->key, counter);
         draw_all(&m[0], m[1].data, &state, &m[2]);
         break;
@@ -240,22 +240,9 @@ static void work_shard(const Program *program, Py_ssize_t at, const Values *valu
         work_operation(program, program->operations + i, values, room);
 }
 
-static Waited work_program(const Program *program, const Values *values, Py_ssize_t rank,
-                           Py_ssize_t workers, int64_t *counters, Wait wait, double look, double limit)
+static void work_program(const Program *program, const Values *values)
 {
-    Py_ssize_t first = program->shards * rank / workers;
-    Py_ssize_t last = program->shards * (rank + 1) / workers;
-    for (Py_ssize_t phase = 0; phase < program->phases; phase++) {
-        for (Py_ssize_t shard = first; shard < last; shard++)
-            work_shard(program, phase * program->shards + shard, values);
-        if (workers == 1) continue;
-        Wait own = wait;
-        own.target = wait.target + phase + 1;
-        __atomic_store_n(counters + rank, own.target, __ATOMIC_RELEASE);
-        Waited seen = wait_for_others(&own, look, limit);
-        if (seen != REACHED) return seen;
-    }
-    return REACHED;
+    for (Py_ssize_t at = 0; at < program->phases * program->shards; at++) work_shard(program, at, values);
 }
 
 /* Counters of a program with shards that any free thread takes, a cache line apart. Shards are numbered
@@ -469,16 +456,16 @@ static void close_call(Call *call)
     while (call->opened-- > 0) PyBuffer_Release(call->buffers + call->opened);
 }
 
-/* args: program, numbers (4 float64), words (4 uint64), results (float64), counters (int64). */
-static int open_call(Call *call, PyObject *const *args)
+/* args: program, numbers (4 float64), words (4 uint64), results (float64); if shared, counters (int64). */
+static int open_call(Call *call, PyObject *const *args, int is_shared)
 {
     Py_buffer *b = call->buffers;
     call->opened = 0;
     call->program = PyCapsule_GetPointer(args[0], "syncpretrain.program");
     if (call->program == NULL) return 0;
     if (open_vectors(b, args + 1, "dLd")) call->opened = 3;
-    if (call->opened == 3 && open_counters(b + 3, args[4])) call->opened++;
-    if (call->opened == 4 && b[0].shape[0] >= 4 && b[1].shape[0] >= 4 && !b[2].readonly
+    if (call->opened == 3 && is_shared && open_counters(b + 3, args[4])) call->opened++;
+    if (call->opened == 3 + is_shared && b[0].shape[0] >= 4 && b[1].shape[0] >= 4 && !b[2].readonly
         && b[2].shape[0] >= call->program->slots) {
         const double *v = b[0].buf;
         const uint64_t *w = b[1].buf;
@@ -499,30 +486,16 @@ static int longs(PyObject *const *objects, long *numbers, int count)
     return 1;
 }
 
-/* args: program, numbers, words, results, counters; rank, workers, first, behind, broken; spin, look
- * and timeout seconds. Return as wait_for_counters does. */
+/* args: program, numbers, words, results. */
 static PyObject *run_program(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     Call call;
-    long n[5];
-    double d[3];
-    if (!expect(nargs, 13, "run_program") || !longs(args + 5, n, 5) || !doubles(args + 10, d, 3)
-        || !open_call(&call, args))
-        return NULL;
-    PyObject *result = NULL;
-    if (n[1] < 1 || n[0] < 0 || n[0] >= n[1] || n[3] < 0 || n[3] > MOST_COUNTED) {
-        PyErr_SetString(PyExc_ValueError, "got a place that fits no program");
-    } else if (are_within(call.buffers + 3, n[2], n[1]) && are_within(call.buffers + 3, n[4], 1)) {
-        int64_t *counters = call.buffers[3].buf;
-        Wait wait = {counters + n[2], counters + n[4], n[1], n[3], d[0], 0, 0, 0, SHORTEST_SLEEP};
-        Waited seen;
-        Py_BEGIN_ALLOW_THREADS
-        seen = work_program(call.program, &call.values, n[0], n[1], counters + n[2], wait, d[1], d[2]);
-        Py_END_ALLOW_THREADS
-        result = PyLong_FromLong(seen);
-    }
+    if (!expect(nargs, 4, "run_program") || !open_call(&call, args, 0)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    work_program(call.program, &call.values);
+    Py_END_ALLOW_THREADS
     close_call(&call);
-    return result;
+    Py_RETURN_NONE;
 }
 
 /* args: program, numbers, words, results, counters; first, base, broken, is_owner; spin, look and
@@ -533,7 +506,7 @@ static PyObject *share_program(PyObject *module, PyObject *const *args, Py_ssize
     long n[4];
     double d[3];
     if (!expect(nargs, 12, "share_program") || !longs(args + 5, n, 4) || !doubles(args + 9, d, 3)
-        || !open_call(&call, args))
+        || !open_call(&call, args, 1))
         return NULL;
     PyObject *result = NULL;
     int64_t *counters = call.buffers[3].buf;

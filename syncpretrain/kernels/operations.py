@@ -23,7 +23,7 @@ LOSSES = ("squared", "cross-entropy")
 INTERPRETED = frozenset(
     {"matmul_tf32", "output_delta", "derivative_and_sums", "documents", "sample_fixed", "update"}
 )
-MOST_SHARDS = 2**53  # integers that a float64 holds
+EXACT = 2**53  # integers that a float64 holds
 WHOLE = (int, np.integer)
 NUMBERS = (*WHOLE, float, np.floating)
 
@@ -80,8 +80,8 @@ SIGNATURES = {
     "scale": _signature(">x:*", "number"),
     "decay": _signature(">parameters:*", "number"),
     "copy": _signature("x:* >out:*"),
-    "sample_states": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
-    "sample_fixed": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard"),
+    "sample_states": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard", "block"),
+    "sample_fixed": _signature(">x:mn bias:n >noise:mn >out:mn", "units", "shard", "block"),
     "documents": _signature(">y:mn target:mn", "units"),
     "squared_error": _signature("x:* y:* >out:*", "slot", in_place=True),
     "wrong": _signature("target:mn y:mn", "slot", columns=1),
@@ -175,10 +175,10 @@ def _check_value(got: str, kind: str, value: Any, slots: int) -> None:
         raise TypeError(f"{got}; expected a function")
     if kind in ("shape", "units", "loss", "function"):
         return
-    whole = kind in ("slot", "shard") or kind.startswith(("first", "last"))
+    whole = kind in ("slot", "shard", "block") or kind.startswith(("first", "last"))
     if not isinstance(value, WHOLE if whole else NUMBERS):
         raise TypeError(f"{got}; expected {'an integer' if whole else 'a number'}")
-    end = {"slot": slots, "shard": MOST_SHARDS}.get(kind)
+    end = {"slot": slots, "shard": EXACT, "block": EXACT}.get(kind)
     if end is not None and not 0 <= value < end:
         raise ValueError(f"{got}; expected 0 to {end - 1}, for there are {end}")
     if kind == "examples" and not value > 0:

@@ -36,7 +36,6 @@ from syncpretrain.units.kinds import kind_of
 Phase = Callable[[int], None]  # runs a shard; the next phase begins when all shards are done
 OperationPhases = Sequence[Sequence[Sequence[Operation]]]  # phases of shards of operations
 SHARED_COUNTERS = 17  # number of counters of :meth:`Program.share`
-NO_COUNTERS = np.zeros(1, dtype=np.int64)
 EXACT = 2**24  # integers that a float32 holds
 # With NumPy's prefix or not, with the suffix that says integers of 64 bits or not.
 BLAS_NAMES = ("scipy_cblas_{}64_", "cblas_{}64_", "scipy_cblas_{}", "cblas_{}")
@@ -55,22 +54,24 @@ class Program:
     """The operations of a step.
 
     ``matmul`` (a, b, out), ``multiply`` and ``add`` are NumPy's; ``matmul_bfloat16`` and
-    ``matmul_tf32`` round their factors, ``matmul_float32`` has the same bits everywhere; ``means``
-    (x, bias, units), ``squared_error`` (x, y, out, slot of ``results``), ``phase_differences`` (v,
-    h, da, db, scratch, examples), ``times_derivative`` (delta, a, units) are equations of this
-    package, and so are ``sample_states`` (x, bias, noise, out, units, shard), ``sample_fixed``,
-    with the same bits everywhere, ``momentum_step`` (parameter, gradient, velocity, weight decay,
-    l1), ``adam_step`` (parameters, gradient, moments) and ``sgd_step`` (parameters, gradient,
-    velocity, momentum, nesterov), which also take the values given to :meth:`prepare`. ``sum_rows``
-    (x, out), ``scale`` (x, factor), ``decay`` (parameters, amount) by 1 - rate * amount, ``copy``
-    (x, out), ``softmax`` (x), ``softmax_fixed``, and ``wrong`` (target, y, slot) are what they say.
-    ``documents`` (y, target, units) gives shares of words the numbers of words of their targets;
-    ``update`` (parameters, gradient, function) calls function(parameters, gradient, rate=, step=).
-    These two are not compiled, nor are ``sample_fixed``, ``output_delta`` (target, y, out, sums,
-    units, loss, slot) and ``derivative_and_sums`` (delta, a, sums, units), which devices make in
-    one launch each. ``convolve``, ``convolve_gradient``, ``convolve_back``, ``visible_means`` and
-    ``sum_channels`` are functions of :mod:`syncpretrain.kernels.convolution`, with all arguments by
-    position; a slice is its first number and the number behind its last.
+    ``matmul_tf32`` round their factors, ``matmul_float32`` has the same bits everywhere;
+    ``means`` (x, bias, units), ``squared_error`` (x, y, out, slot of ``results``),
+    ``phase_differences`` (v, h, da, db, scratch, examples), ``times_derivative`` (delta, a,
+    units) are equations of this package, and so are ``sample_states`` (x, bias, noise, out,
+    units, shard, block), ``sample_fixed``, with the same bits everywhere, ``momentum_step``
+    (parameter, gradient, velocity, weight decay, l1), ``adam_step`` (parameters, gradient,
+    moments) and ``sgd_step`` (parameters, gradient, velocity, momentum, nesterov), which also
+    take the values given to :meth:`prepare`. ``sum_rows`` (x, out), ``scale`` (x, factor),
+    ``decay`` (parameters, amount) by 1 - rate * amount, ``copy`` (x, out), ``softmax`` (x),
+    ``softmax_fixed``, and ``wrong`` (target, y, slot) are what they say. ``documents`` (y,
+    target, units) gives shares of words the numbers of words of their targets; ``update``
+    (parameters, gradient, function) calls function(parameters, gradient, rate=, step=). These
+    two are not compiled, nor are ``sample_fixed``, ``output_delta`` (target, y, out, sums,
+    units, loss, slot) and ``derivative_and_sums`` (delta, a, sums, units), which devices make
+    in one launch each. ``convolve``, ``convolve_gradient``, ``convolve_back``,
+    ``visible_means`` and ``sum_channels`` are functions of
+    :mod:`syncpretrain.kernels.convolution`, with all arguments by position; a slice is its
+    first number and the number behind its last.
 
     Parameters
     ----------
@@ -148,35 +149,9 @@ class Program:
         else:
             self._work(chain.from_iterable(chain.from_iterable(self._calls)))
 
-    def work(
-        self,
-        rank: int = 0,
-        workers: int = 1,
-        counters: NDArray[np.int64] = NO_COUNTERS,
-        *,
-        first: int = 0,
-        behind: int = 0,
-        broken: int = 0,
-        spin_seconds: float = 0.0,
-        look_seconds: float = 1.0,
-        timeout_seconds: float = 0.0,
-    ) -> int:
-        """Run a worker's shards of every phase, without the interpreter's lock, if it is compiled.
-
-        After each phase the worker stores ``behind`` and the number of phases done in the counter
-        ``first + rank``, and waits for the other workers as ``wait_for_counters`` does
-        (:mod:`syncpretrain.parallel.waiting`), for up to ``timeout_seconds`` in each phase. Of a
-        pause longer than ``look_seconds``, in which the process was suspended, only that much
-        counts.
-
-        Returns
-        -------
-        int
-            As ``wait_for_counters``.
-        """
-        own = self._compiled, self._numbers, self._words, self.results, counters
-        limits = spin_seconds, look_seconds, timeout_seconds
-        return int(extension.run_program(*own, rank, workers, first, behind, broken, *limits))
+    def work(self) -> None:
+        """Run all shards in this thread, without the interpreter's lock, if it is compiled."""
+        extension.run_program(self._compiled, self._numbers, self._words, self.results)
 
     def share(
         self,
@@ -324,10 +299,10 @@ def _compiled_forms(name: str, *arguments: Any) -> list[tuple[Any, ...]]:
         x, bias, _ = arguments
         return [*_compiled_forms("means", x, bias, "gaussian"), ("softmax", x)]
     if name == "sample_states":
-        x, bias, _, out, units, shard = arguments
+        x, bias, _, out, units, *place = arguments
         if units not in extension.DRAWN:
             raise ValueError(units)
-        return [(name, x, bias, out, shard)]
+        return [(name, x, bias, out, *place)]
     if name == "phase_differences" and arguments[-1] > EXACT:
         raise ValueError(arguments[-1])
     betas = BETAS if name == "adam_step" else ()
@@ -366,8 +341,8 @@ def _varying(
 
 
 def _draw(sample: Callable[..., Any], *given: Any, address: Address) -> None:
-    x, bias, noise, out, units, shard = given
-    sample(x, bias, units, address._replace(shard=shard), noise=noise, out=out)
+    x, bias, noise, out, units, shard, block = given
+    sample(x, bias, units, address._replace(shard=shard, block=block), noise=noise, out=out)
 
 
 def _decay(parameters: Any, amount: float, *, learning_rate: float) -> None:

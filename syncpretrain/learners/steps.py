@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from math import gcd
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ from syncpretrain.kernels.program import PhaseRunner, Program, in_turn
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import Layer
-from syncpretrain.rng import Purpose
+from syncpretrain.rng import BLOCK, Purpose
 from syncpretrain.units.kinds import kind_of
 
 
@@ -251,12 +252,19 @@ class ByUnits(LearnerStep):
         shards = range(len(self.own))
         phases = []
         for k in range(self.learner.settings.cd_steps):
-            phases += [[self._draw(n, k, s) for s in shards], [self._down(n, s) for s in shards]]
+            feed = [[*self._feed(n, k, s), *self._draw(n, k, s)] for s in shards]
+            phases += [feed, [[*self._down(n, s), self._error(n, s)] for s in shards]]
         phases += [[self._up(n, s) for s in shards], [self._move(n, s) for s in shards]]
         return phases
 
+    def _feed(self, n: int, k: int, shard: int) -> list[Operation]:
+        """Find the inputs of a part of the hidden units, from v0 or v1."""
+        rbm, (_, own) = self.learner, self.own[shard]
+        half = slice(n, 2 * n) if k else slice(n)
+        return [(rbm.precision.operation, self._v[half], rbm.weight[:, own], self._h[half, own])]
+
     def _draw(self, n: int, k: int, shard: int) -> list[Operation]:
-        """Draw a part of the hidden states for the k-th reconstruction, from v0 or v1."""
+        """Draw a part of the hidden states for the k-th reconstruction."""
         rbm, (_, own) = self.learner, self.own[shard]
         half = slice(n, 2 * n) if k else slice(n)
         inputs, states, units = self._h[half, own], self._states[:n, own], rbm.settings.hidden_units
@@ -273,20 +281,22 @@ class ByUnits(LearnerStep):
         # (0 | k << 32) the addresses and the bits are the ones of ``RBM.gradient``.
         is_fixed = rbm.precision.name == "own" and kind_of(units).noise == "normal"
         draw = "sample_fixed" if is_fixed else "sample_states"
-        return [
-            (rbm.precision.operation, self._v[half], rbm.weight[:, own], inputs),
-            (draw, inputs, bias, noise, states, units, shard | k << 32),
-        ]
+        return [(draw, inputs, bias, noise, states, units, shard | k << 32, 0)]
 
     def _down(self, n: int, shard: int) -> list[Operation]:
         """Reconstruct a part of the visible units."""
         rbm, (own, _) = self.learner, self.own[shard]
-        v0, v1 = self._v[:n, own], self._v[n : 2 * n, own]
+        v1 = self._v[n : 2 * n, own]
         return [
             (rbm.precision.operation, self._states[:n], rbm.weight[own].T, v1),
             ("means", v1, rbm.visible_bias[own], rbm.settings.visible_units),
-            ("squared_error", v0, v1, self._difference[:n, own], shard),
         ]
+
+    def _error(self, n: int, shard: int, own: slice | None = None) -> Operation:
+        """Find the error of a part of the visible units, of a shard's if ``own`` is None."""
+        own = self.own[shard][0] if own is None else own
+        v0, v1 = self._v[:n, own], self._v[n : 2 * n, own]
+        return ("squared_error", v0, v1, self._difference[:n, own], shard)
 
     def _up(self, n: int, shard: int) -> list[Operation]:
         """Find a part of the hidden means of the reconstruction."""
@@ -307,3 +317,36 @@ class ByUnits(LearnerStep):
             (rbm.precision.operation, v.T, h, dW[visible]),
             *(rbm.update_operation(i, own) for i, own in enumerate((visible, visible, hidden))),
         ]
+
+
+class InPieces(ByUnits):
+    """The steps of an RBM by CD-k, in pieces for threads: any number of them makes the same bits.
+
+    With own products a sum has one order, whatever units beside its own are computed. The pieces of
+    a step have no draws of their own: each draws the states of some rows, from where these rows
+    begin in the draws of the whole step. The error is summed as a whole.
+    """
+
+    def operations(self, n: int) -> list[list[list[Operation]]]:
+        """Return the phases of a step on minibatches of n examples, by piece."""
+        pieces = range(len(self.own))
+        phases = []
+        for k in range(self.learner.settings.cd_steps):
+            phases += [[self._feed(n, k, s) for s in pieces], [self._draw(n, k, s) for s in pieces]]
+            phases += [[self._down(n, s) for s in pieces]]
+        ups = [self._up(n, s) for s in pieces]
+        ups[0].append(self._error(n, 0, slice(None)))
+        return [*phases, ups, [self._move(n, s) for s in pieces]]
+
+    def _draw(self, n: int, k: int, shard: int) -> list[Operation]:
+        """Draw the hidden states of some rows for the k-th reconstruction."""
+        rbm, hidden = self.learner, self.learner.weight.shape[1]
+        together = BLOCK // gcd(BLOCK, hidden)  # rows: a piece begins with a block of draws
+        own = slices_of(-(-n // together), len(self.own))[shard]
+        first, last = own.start * together, min(n, own.stop * together)
+        if first >= last:
+            return []
+        inputs = self._h[n + first : n + last] if k else self._h[first:last]
+        noise = self._noise[first * hidden : last * hidden].reshape(inputs.shape)
+        draws = inputs, rbm.hidden_bias, noise, self._states[first:last], rbm.settings.hidden_units
+        return [("sample_states", *draws, k << 32, first * hidden // BLOCK)]

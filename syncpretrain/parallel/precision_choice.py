@@ -123,5 +123,9 @@ def resolved(settings: PretrainSettings, backend: str, *, sparse: bool = False) 
     """
     precision = resolve_precision(settings.precision, backend)
     given = settings.products, precision, backend, settings.shapes
-    own = resolve_products(*given, prefers_blas=sparse or settings.schedule == "greedy")
+    numbers = enumerate(settings.shapes, start=1)
+    wide = [settings.of_layer(i) for i, shape in numbers if shape.weights >= WORTH_OWN]
+    is_divisible = settings.model == "rbm" and all(own.is_divisible for own in wide)
+    is_alone = settings.schedule == "greedy" and not is_divisible  # the BLAS has all cores
+    own = resolve_products(*given, prefers_blas=sparse or is_alone)
     return msgspec.structs.replace(settings, backend=backend, precision=precision, products=own)

@@ -27,14 +27,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncpretrain.errors import StalledError
-from syncpretrain.kernels.program import Phases, Program, in_turn
+from syncpretrain.kernels.program import SHARED_COUNTERS, Phases, Program, in_turn
 from syncpretrain.parallel import waiting
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts, join_all
 
 # For draws from a generator of the whole process: held for a forward pass, or for one minibatch of
 # an iterable, and never while waiting for a worker.
 GLOBAL_DRAWS = threading.Lock()
-BROKEN, BEGUN, ARRIVED = 0, 1, 2  # counters: a failure; the newest step; phases done, one a worker
+# Counters behind those of a compiled step: a failure; the newest step; phases done, one a worker.
+BROKEN, BEGUN, ARRIVED = SHARED_COUNTERS + 7, SHARED_COUNTERS + 15, SHARED_COUNTERS + 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,9 @@ class _Step:
     # that sat out some steps is behind until it arrives next: nobody waits for it before that.
     behind: int  # phases done before this step
     ahead: int  # phases done after it
+    # A compiled step has none: its shards are counted, and whoever is free takes the next.
+    base: int  # shards of compiled steps before this one
+    top: int  # and with it
 
 
 class WorkerPool:
@@ -64,7 +68,7 @@ class WorkerPool:
         self._most, self._name, self._times = most, name, times
         self._counters = np.zeros(ARRIVED + most, dtype=np.int64)
         self._lock = threading.Lock()  # of what follows; never held while working or waiting
-        self._step = _Step(0, (), 0, 1, 0, 0)
+        self._step = _Step(0, (), 0, 1, 0, 0, 0, 0)
         self._asleep = [True] * most
         # A semaphore remembers a release, so a worker may be woken before it has gone to sleep.
         self._doors = [threading.Semaphore(0) for _ in range(most)]
@@ -88,13 +92,16 @@ class WorkerPool:
         if workers == 1:
             in_turn(phases, shards)
             return
-        count = phases.length if isinstance(phases, Program) else len(phases)
         if isinstance(phases, Program) and not phases.is_compiled:
             phases = phases.phases
+        if isinstance(phases, Program):
+            count, total = 0, shards * phases.length
+        else:
+            count, total = len(phases), 0
         # Read without the lock: only this thread sets a step. And no worker still works on the last
-        # one: its last phase ended when all of them had arrived.
-        number, behind = self._step.number + 1, self._step.ahead
-        step = _Step(number, phases, shards, workers, behind, behind + count)
+        # one: its last phase ended when all of them had arrived, or all shards were done.
+        number, behind, base = self._step.number + 1, self._step.ahead, self._step.top
+        step = _Step(number, phases, shards, workers, behind, behind + count, base, base + total)
         with self._lock:
             self._step = step
             needed = [rank for rank in range(1, workers) if self._asleep[rank]]
@@ -179,10 +186,9 @@ class WorkerPool:
             self._fail(error)
 
     def _work_program(self, step: _Step, program: Program, rank: int) -> None:
-        own = rank, step.workers, self._counters
-        limits = self._times.of_step
-        found = program.work(*own, first=ARRIVED, behind=step.behind, broken=BROKEN, **limits)
-        if found == waiting.LATE:
+        how, is_owner = {"base": step.base, "broken": BROKEN, **self._times.of_step}, rank == 0
+        found = program.share(self._counters, is_owner=is_owner, **how)
+        if is_owner and found == waiting.LATE:
             self._fail(self._stalled())
 
     def _arrive(self, step: _Step, rank: int, phases: int) -> bool:

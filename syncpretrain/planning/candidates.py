@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +12,8 @@ from syncpretrain.backends.choice import backend_for
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.simulate import EpochCost, Simulated, StreamCost, play_stream, simulate
-from syncpretrain.planning.timings import GPU, LayerTimings, Timings, sizes
-from syncpretrain.pretraining.build import build_schedule
+from syncpretrain.planning.timings import GPU, PIECES, LayerTimings, Timings, sizes
+from syncpretrain.pretraining.build import build_schedule, threads_of
 from syncpretrain.pretraining.memory import pretraining_bytes, stream_size
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
@@ -113,7 +113,10 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
     delay = task.settings.delay if is_streamed else HANDOFF_DEFAULTS["minibatch"]["delay"]
     streamed = {"handoff": "minibatch", "delay": delay}
     deep = len(timings.layers) > 1
-    splits = ("examples", "filters", "hybrid") if task.settings.architecture else DENSE_SPLITS
+    has_filters = bool(task.settings.architecture)
+    splits: Sequence[str] = ("examples", "filters", "hybrid") if has_filters else DENSE_SPLITS
+    in_pieces = any((PIECES, P) in layer.sharded for layer in timings.layers)
+    splits = () if in_pieces else splits  # every free worker takes pieces of any layer's step
     for name, kind in KINDS.items():
         blas = {"blas_threads": 1} if kind.one_at_a_time else {}
         yield f"{kind.candidate}, one core", {"schedule": name, "workers": 1, **blas}
@@ -122,7 +125,7 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
     for name, kind in KINDS.items():
         if kind.one_at_a_time and B > 1:
             options = {"schedule": name, "workers": P, "blas_threads": B}
-            yield f"{kind.candidate}, BLAS on {B} cores", options
+            yield f"{kind.candidate}, {'' if in_pieces else 'BLAS on '}{B} cores", options
     if P == 1 or task.settings.runtime == "serial":
         return
     for name, kind in KINDS.items():
@@ -206,7 +209,12 @@ def simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simul
     # As if every version woke its reader: by how much versions will differ is not known.
     waking = replace(settings, refresh_when=(ALWAYS,) * len(costs))
     schedule = build_schedule(waking, slots=slots)
-    return simulate(schedule, costs, workers=workers, replicas=settings.replicas)
+    return simulate(schedule, costs, workers=workers, replicas=_threads(settings))
+
+
+def _threads(settings: PretrainSettings) -> list[int]:
+    """Return how many threads may work on a step of each layer."""
+    return [threads_of(settings, layer) for layer in range(1, len(settings.layers))]
 
 
 def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -> EpochCost:
@@ -216,6 +224,8 @@ def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -
     on_blas = kind.one_at_a_time and (settings.blas_threads or 1) > 1
     if settings.replicas[i] > 1:
         step = dict(layer.sharded[settings.split_of(i + 1), settings.replicas[i]])
+    elif own := layer.sharded.get((PIECES, threads_of(settings, i + 1))):
+        step = dict(own)
     elif on_blas and max(settings.replicas) == 1 and layer.blas_step is not None:
         step, validation = {1: layer.blas_step}, layer.blas_validation or layer.validation
         transform = {1: layer.blas_transform or 0.0}
@@ -249,7 +259,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         ring=ring,
         block=block,
         workers=settings.workers or 1,
-        replicas=settings.replicas,
+        replicas=_threads(settings),
     )
     return run._replace(epochs=settings.epochs, buffers=(0,) * len(costs))
 

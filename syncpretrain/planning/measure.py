@@ -32,7 +32,7 @@ from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.planning import probes
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.peaks import unreadable_pairs
-from syncpretrain.planning.timings import GPU, Timings, sizes
+from syncpretrain.planning.timings import GPU, PIECES, Timings, sizes
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.memory import chain_bytes, check_device_memory, pretraining_bytes
 from syncpretrain.settings import PretrainSettings
@@ -132,6 +132,8 @@ class _Bench:
     def __post_init__(self) -> None:
         self._steps: list[probes.Steps] = []
         self._samples: list[probes.Sample] = []
+        layers = range(1, len(self.settings.layers))
+        self._pieces = [build.has_pieces(self.settings, layer) for layer in layers]
         others = min(self.workers, len(self.settings.layers) - 1) - 1
         # A layer's step is slowed by what else is at work; a line through one count gives others.
         self.crowd = (self.workers - 1) / others if others else 0.0
@@ -195,7 +197,8 @@ class _Bench:
             held_out=len(held_out) / self.held_out if self.held_out else 1.0,
             parts={n: probes.Probe(steps.work(rows=min(n, rows))) for n in self.parts},
         )
-        for split in ("examples", "units" if is_dense else "filters"):
+        splits = ("examples", "units" if is_dense else "filters")
+        for split in (PIECES,) if any(self._pieces) else splits:
             for shards in sizes(self.workers):
                 sharded = self._cut(i, split, shards)
                 if sharded is not None:
@@ -221,8 +224,10 @@ class _Bench:
         return probes.beside(works[i], others, self.pool)
 
     def _cut(self, i: int, split: str, shards: int) -> Step | None:
-        """Return a layer's step in shards; None if it cannot be cut so."""
+        """Return a layer's step in shards or pieces; None if it cannot be cut so."""
         learner, rows = self._steps[i].learner, self._samples[i].rows
+        if split == PIECES:
+            return build.step_for(learner, 1, split, threads=shards) if self._pieces[i] else None
         permitted = {
             "examples": shards <= rows,
             "units": build.is_plain(learner) and shards <= min(learner.weight.shape),

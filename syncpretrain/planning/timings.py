@@ -25,6 +25,7 @@ from syncpretrain.settings import PretrainSettings
 from syncpretrain.storage import write_atomically
 
 CORE, GPU = "core", "GPU"
+PIECES = "pieces"  # a cut of a step that changes no bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class LayerTimings:
     step : float
         A minibatch, by one worker, with all other cores at rest.
     sharded : mapping of (str, int) to mapping of int to float
-        A minibatch cut by "examples", "units" or "filters" into shards, by the number of workers.
+        A minibatch cut by "examples", "units" or "filters" into shards, or into "pieces", by the
+        number of workers.
     contention : float
         Factor by which ``step`` grows when all workers are busy with other layers.
     products : float

@@ -17,13 +17,23 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
 from syncpretrain.learners.early_stopping import EarlyStopping, Outputs
 from syncpretrain.learners.rbm import RBM, SparseRBM
-from syncpretrain.learners.steps import ByUnits, MarkedStep, Step, WholeStep, fused_step_of
+from syncpretrain.learners.steps import (
+    ByUnits,
+    InPieces,
+    MarkedStep,
+    Step,
+    WholeStep,
+    fused_step_of,
+)
+from syncpretrain.parallel.precision_choice import WORTH_OWN
 from syncpretrain.parallel.timeouts import Timeouts
+from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.schedule.kinds import SCHEDULES, Fixed, LayerPlan, Pace, Reads, ScheduleOptions
 from syncpretrain.schedule.schedule import Schedule
 from syncpretrain.settings.checks import parsed_waking
 from syncpretrain.settings.fields import LayerSettings, MomentumSchedule
 from syncpretrain.settings.sections import PretrainSettings
+from syncpretrain.shapes import DenseShape
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.state import LayerState, refusing_others
 from syncpretrain.workers.worker import Inputs, LayerInTraining, LayerWorker, WorkerFactory
@@ -78,6 +88,24 @@ def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
     """Return the plan of each layer."""
     drifts = map(parsed_waking, settings.refresh_when)
     return list(map(LayerPlan, settings.epochs, settings.refresh_epochs, drifts))
+
+
+WORTH_PIECES = 1 << 22  # multiplications of a product: threads wait too long in smaller steps
+
+
+def has_pieces(settings: PretrainSettings, layer: int) -> bool:
+    """Return whether the steps of a layer have the same bits in any pieces, and are worth some."""
+    shape, own = settings.shapes[layer - 1], settings.of_layer(layer)
+    is_own = settings.model == "rbm" and settings.products == "own" and own.is_divisible
+    is_whole = settings.shards_of(layer) == 1 and settings.runtime in ("threads", "processes")
+    is_wide = shape.weights >= WORTH_OWN and settings.batch_size * shape.weights >= WORTH_PIECES
+    return is_own and is_whole and is_wide and type(shape) is DenseShape
+
+
+def threads_of(settings: PretrainSettings, layer: int) -> int:
+    """Return how many threads may work on a step of a layer: its replicas, or on pieces all."""
+    pieces = has_pieces(settings, layer)
+    return workers_of(settings) if pieces else settings.replicas[layer - 1]
 
 
 def rank_shares(settings: PretrainSettings) -> RankShares:
@@ -157,7 +185,7 @@ def build_worker(
     """
     own = build_layer(settings, layer, backend, shared, weights=weights)
     on_host = own.learner.backend.name == "numpy"
-    replicas = settings.replicas[layer - 1] if on_host else 1  # else one thread queues all
+    replicas = threads_of(settings, layer) if on_host else 1  # else one thread queues all
     worker = LayerWorker(own, inputs, keep_states=keep_states, replicas=replicas, times=times)
     if state is not None:
         with refusing_others(f"the state of layer {layer} is of another layer"):
@@ -184,7 +212,7 @@ def build_layer(
     if weights is not None:
         learner.weigh_rows(weights)
     shards = shards or settings.shards_of(layer)
-    step = step_for(learner, shards, settings.split_of(layer), workers)
+    step = step_for(learner, shards, settings.split_of(layer), workers, threads_of(settings, layer))
     if shared is not None:
         step = step_on_ranks(step, shared, hands_up=hands_up)
     if settings.marks:
@@ -193,10 +221,11 @@ def build_layer(
     return LayerInTraining(learner, step, stopping, build_outputs(settings, layer))
 
 
-def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Step:
+def step_for(learner: Learner, shards: int, split: str, workers: int = 1, threads: int = 1) -> Step:
     """Return the step of a learner in ``shards`` shards, split by "examples", "units" or "filters".
 
-    ``workers`` are the devices that the shards are dealt to, if the learner is on one.
+    ``workers`` are the devices that the shards are dealt to, if the learner is on one. ``threads``
+    may work on a step in one shard, if it is divisible.
 
     Raises
     ------
@@ -205,7 +234,7 @@ def step_for(learner: Learner, shards: int, split: str, workers: int = 1) -> Ste
     """
     if shards == 1:
         if is_plain(learner):
-            return ByUnits(learner, 1)
+            return InPieces(learner, threads) if threads > 1 else ByUnits(learner, 1)
         fused = fused_step_of(learner) if _is_cd(learner) else None
         return WholeStep(learner) if fused is None else fused
     if learner.backend.name != "numpy":
@@ -230,12 +259,8 @@ def is_plain(learner: Learner) -> TypeGuard[RBM]:
 
 def _is_cd(learner: Learner) -> TypeGuard[RBM]:
     """Return whether the learner does plain CD-k, without chains, conditions and the like."""
-    if not isinstance(learner, RBM) or learner.row_weights is not None:
-        return False
-    own = learner.settings
-    if own.sparse or own.sample_visible or own.sample_input or own.centred:
-        return False
-    return not (own.is_conditioned or own.persistent or own.sparsity_cost or own.hidden_dropout)
+    is_weighted = learner.row_weights is not None
+    return isinstance(learner, RBM) and not is_weighted and learner.settings.is_plain
 
 
 def step_on_ranks(step: Step, stop: AgreedStop, *, hands_up: bool = False) -> Step:

@@ -165,6 +165,8 @@ class Pretraining(Driver):
         settings = self.settings
         self._backend = build.backend_of_layers(settings)
         self._workers = workers_of(settings)
+        numbers = range(1, len(settings.layers))
+        self._threads = [build.threads_of(settings, layer) for layer in numbers]
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
         self._schedule = build.build_schedule(settings, slots=self.slots, replay=self._replay)
@@ -294,7 +296,7 @@ class Pretraining(Driver):
 
     def _set_workers(self, runtime: Runtime) -> None:
         """Assign workers without a layer of their own to layers that take more than one."""
-        workers_per_layer = self._schedule.workers_per_layer(self._workers, self.settings.replicas)
+        workers_per_layer = self._schedule.workers_per_layer(self._workers, self._threads)
         for layer, workers in workers_per_layer.items():
             if self._workers_per_layer.get(layer) != workers:
                 runtime.set_workers(layer, workers)

@@ -23,7 +23,7 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.pretraining import memory
-from syncpretrain.pretraining.build import backend_of_layers, build_layer, rank_shares
+from syncpretrain.pretraining.build import backend_of_layers, build_layer, rank_shares, threads_of
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import Reads
@@ -155,7 +155,8 @@ class StreamedPretraining(Driver):
     def _build(self, data: Split) -> None:
         settings = self.settings
         self._backend = backend_of_layers(settings)
-        self.slots = min(workers_of(settings), sum(settings.replicas))
+        self._threads = [threads_of(settings, i) for i in range(1, len(settings.layers))]
+        self.slots = min(workers_of(settings), sum(self._threads))
         self._data = Split(data.train, data.validation[:PROBE_ROWS])
         self._steps = steps = steps_per_epoch(len(data.train), settings.batch_size)
         self.plans = settings.stream.plans(steps)
@@ -235,7 +236,7 @@ class StreamedPretraining(Driver):
         from syncpretrain.workers.processes import Processes
         from syncpretrain.workers.streamed.job import StreamJob
 
-        data, replicas = self._data, self.settings.replicas
+        data, threads = self._data, self._threads
         place = Processes(self._times, restarts=self._restarts)
 
         def jobs() -> list[StreamJob]:
@@ -244,7 +245,7 @@ class StreamedPretraining(Driver):
             memory: list[Any] = [data if reads else place.share(SharedSplits.of(data))]
             sizes = [part.above for part in parts if part.above is not None]
             memory += (place.share(SharedSplits.create(x.all_rows, x.width, 1)) for x in sizes)
-            ends = memory, [*memory[1:], None], replicas, [FROM_THE_DATA, *reread]
+            ends = memory, [*memory[1:], None], threads, [FROM_THE_DATA, *reread]
             return [StreamJob(build, *own) for build, *own in zip(made, *ends, strict=True)]
 
         return place, jobs
@@ -373,7 +374,7 @@ class StreamedPretraining(Driver):
                 self._take(result)
                 self._save_epoch()
             return
-        own = self.settings.replicas, request, self._times
+        own = self._threads, request, self._times
         rests = self.save is not None
         with StreamPool(self._layers, self._schedule, self.slots, *own, rests=rests) as pool:
             self._pool = pool

@@ -818,6 +818,20 @@ class LayerSettings(SimpleNamespace):
         """True if visible means depend on more than the hidden units: blocks, missing entries."""
         return self.missing or kind_of(self.visible_units).blocks is not None
 
+    @property
+    def is_plain(self) -> bool:
+        """True if an RBM does plain CD-k, without chains, conditions and the like."""
+        samples = self.sample_visible or self.sample_input or self.persistent
+        changes = self.sparsity_cost or self.hidden_dropout or self.centred
+        return not (self.sparse or self.is_conditioned or samples or changes)
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if a step of an RBM with own products has the same bits in any pieces."""
+        # Of uniform draws it is known how many a state takes, of normal ones it is not.
+        hidden = kind_of(self.hidden_units)
+        return self.is_plain and hidden.noise == "uniform" and hidden.blocks is None
+
     def kinds(self, model: str) -> dict[str, str]:
         """Return the kinds of units and the model of a layer, by name."""
         kinds = {"hidden_units": self.hidden_units, "visible_units": self.visible_units}

@@ -14,7 +14,7 @@ from syncpretrain.kernels import dispatch, native, program
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
 from syncpretrain.kernels.operations import INTERPRETED, SIGNATURES
-from syncpretrain.kernels.program import NO_COUNTERS, Program, Sgemm, in_turn, sgemm_of
+from syncpretrain.kernels.program import SHARED_COUNTERS, Program, Sgemm, in_turn, sgemm_of
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
@@ -75,8 +75,8 @@ GOOD = {
     "scale": [(X, 2), (LINE, 0.5)],
     "decay": [(LINE, 0.5)],
     "copy": [(WIDE[:, :4], WIDE[:, 4:8])],
-    "sample_states": [(X, floats(6), X.copy(), X.copy(), "bernoulli", 1 | 3 << 32)],
-    "sample_fixed": [(X, floats(6), X.copy(), X.copy(), "relu", 1)],
+    "sample_states": [(X, floats(6), X.copy(), X.copy(), "bernoulli", 1 | 3 << 32, 5)],
+    "sample_fixed": [(X, floats(6), X.copy(), X.copy(), "relu", 1, 0)],
     "squared_error": [(X, X.copy(), X.copy(), 1), (X, X.copy(), X, 0)],
     "wrong": [(X, X.copy(), 1), (X, X, 0)],
     "output_delta": [(X, X.copy(), X.copy(), floats(6), "relu", "squared", 1)],
@@ -150,11 +150,11 @@ BAD = {
     "a sum into a matrix": ("sum_rows", X, floats(1, 6)),
     "a mask of another shape": ("multiply", X, floats(4, 5), X.copy()),
     "a shifted mask": ("multiply", WIDE[:, :6], X, WIDE[:, 1:7]),
-    "no noise for all": ("sample_states", X, floats(6), floats(6), X.copy(), "bernoulli", 0),
-    "states in place": ("sample_states", X, floats(6), SQUARE[:4], X, "bernoulli", 0),
-    "a negative shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", -1),
-    "states of units without": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "tanh", 0),
-    "half a shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", 0.5),
+    "no noise for all": ("sample_states", X, floats(6), floats(6), X.copy(), "bernoulli", 0, 0),
+    "states in place": ("sample_states", X, floats(6), SQUARE[:4], X, "bernoulli", 0, 0),
+    "a negative shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", -1, 0),
+    "states of units without": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "tanh", 0, 0),
+    "half a shard": ("sample_states", X, floats(6), SQUARE[:4], X.copy(), "bernoulli", 0.5, 0),
     "a slot too far": ("squared_error", X, X.copy(), X.copy(), 2),
     "a slot very far": ("squared_error", X, X.copy(), X.copy(), 10**9),
     "a negative slot": ("wrong", X, X.copy(), -1),
@@ -221,7 +221,7 @@ def test_what_fits_is_worked(form, name):
         own.prepare(rate=0.1, steps=1)
         assert own.is_compiled == (form == "compiled" and name not in INTERPRETED)
         if own.is_compiled:
-            assert own.work() == 0
+            own.work()
         else:
             own.phases[0](0)
 
@@ -242,7 +242,7 @@ def test_states_are_the_same_through_noise_of_another_place_or_type(form, units,
     found = []
     for through in (floats(4, 6), noise):
         x, bias, out = (np.ones(shape, through.dtype) for shape in ((4, 6), (6,), (4, 6)))
-        own = Program([[[("sample_states", x, bias, through, out, units, 3)]]], 0)
+        own = Program([[[("sample_states", x, bias, through, out, units, 3, 2)]]], 0)
         own.prepare(rate=0.1, address=Address(5, Purpose.HIDDEN))
         in_turn(own, 1)
         found.append(out)
@@ -325,20 +325,15 @@ def test_the_extension_refuses_ragged_shards():
             native.extension.program(phases, *program._blas_sgemm())
 
 
-COUNTERS = np.zeros(5, dtype=np.int64)
+COUNTERS = np.zeros(SHARED_COUNTERS + 1, dtype=np.int64)
 PLACES = {
-    "a rank that is none": {"rank": 2},
-    "a negative rank": {"rank": -1},
-    "no workers": {"workers": 0},
-    "too many workers": {"workers": 4},
-    "a far counter": {"first": 10**12},
-    "counters from before the first": {"first": -1},
     "a failure's counter that is none": {"broken": 10**12},
     "a failure's counter before the first": {"broken": -1},
-    "fewer than no phases": {"behind": -1},
-    "counters of float64": {"counters": np.zeros(5)},
-    "counters apart": {"counters": np.zeros(10, dtype=np.int64)[::2]},
-    "no counters": {"counters": NO_COUNTERS},
+    "fewer than no shards before": {"base": -1},
+    "shards before that were not taken": {"base": 1},
+    "counters of float64": {"counters": np.zeros(len(COUNTERS))},
+    "counters apart": {"counters": np.zeros(2 * len(COUNTERS), dtype=np.int64)[::2]},
+    "too few counters": {"counters": COUNTERS[:-2]},
 }
 
 
@@ -346,9 +341,9 @@ PLACES = {
 @pytest.mark.parametrize("what", PLACES)
 def test_a_place_that_is_none_is_refused(what):
     own = Program([[[SCALE], [SCALE]]], 0)
-    place = {"rank": 0, "workers": 2, "counters": COUNTERS, "first": 2, "broken": 0, **PLACES[what]}
+    place = {"counters": COUNTERS, "base": 0, "broken": SHARED_COUNTERS, **PLACES[what]}
     with pytest.raises((ValueError, IndexError, BufferError)):
-        own.work(place.pop("rank"), place.pop("workers"), place.pop("counters"), **place)
+        own.share(is_owner=True, **place)
     assert not COUNTERS.any()
 
 

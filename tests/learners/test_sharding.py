@@ -18,7 +18,7 @@ from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import ByUnits, Step, WholeStep, load_state
+from syncpretrain.learners.steps import ByUnits, InPieces, Step, WholeStep, load_state
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.settings import MomentumSchedule
 
@@ -142,6 +142,26 @@ class Certain(RBM):
         super().__init__(*args)
         signs = np.random.default_rng(0).choice([-1, 1], self.hidden_bias.shape)
         self.hidden_bias[:] = 200 * signs
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 5, 20])
+@pytest.mark.parametrize("cd_steps", [1, 3])
+@pytest.mark.parametrize("rows", [BATCH, 7, 1])
+@pytest.mark.parametrize("hidden", [HIDDEN, 16, 6])
+@pytest.mark.parametrize("run", [in_turn, backwards, interpreted])
+def test_pieces_have_the_bits_of_the_whole_step(pieces, cd_steps, rows, hidden, run):
+    settings = layer_settings(**COMMON, cd_steps=cd_steps, products="own")
+    whole, cut = (RBM(2, VISIBLE, hidden, settings) for _ in range(2))
+    assert isinstance(step := step_for(cut, 1, "units", threads=pieces), InPieces)
+    wanted = trained(WholeStep(whole), rows=rows)
+    assert trained(step, run, rows=rows) == wanted
+    assert_same_bits(whole, cut)
+
+
+@pytest.mark.parametrize("changed", [{"products": "blas"}, {"hidden_units": "relu"}])
+def test_what_has_other_bits_in_pieces_is_not_cut(changed):
+    rbm = make("rbm", **{"products": "own", **changed})
+    assert len(step_for(rbm, 1, "units", threads=2).own) == 1
 
 
 @pytest.mark.parametrize("shards", [2, 3, 4])
