@@ -15,7 +15,8 @@ import fakecuda
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of
+from backends import backend_of, with_tensor_cores
+from devicearrays import framed, in_both_orders, normal, relative, same_bits, unframed
 from onelayer import layer_settings
 from trialruns import notices_of
 
@@ -53,30 +54,16 @@ LAYERS = (16, 12, 8)
 
 @pytest.fixture(params=["double", "deferred", "cupy"])
 def backend(request, monkeypatch):
-    """A device with tensor cores: of the stand-in, or a GPU."""
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    found = backend_of(request.param, monkeypatch)
-    if int(found.xp.cuda.Device().compute_capability) < cuda_fused.LEAST_CAPABILITY:
-        pytest.skip("no tensor cores for TF32 here")
-    return found
+    return with_tensor_cores(request.param, monkeypatch)
 
 
 @pytest.fixture
 def double(monkeypatch):
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    return backend_of("double", monkeypatch)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return with_tensor_cores("double", monkeypatch)
 
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def relative(actual, expected) -> float:
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 def launch(backend, name, tiles, *args) -> None:
@@ -243,8 +230,7 @@ class TestProducts:
     def test_a_row_number_outside_is_that_of_the_nearest(self, double):
         v, W, b = normal(5, 7), normal(7, 6, seed=1), normal(6, seed=2)
         found = drawn(double, v, np.array([-2, 9, 2]), W, b)
-        for ours, right in zip(found, drawn(double, v, np.array([0, 4, 2]), W, b), strict=True):
-            np.testing.assert_array_equal(ours, right)
+        same_bits(found, drawn(double, v, np.array([0, 4, 2]), W, b))
 
     def test_a_recorded_graph_draws_elsewhere_from_other_rows(self, backend):
         (v, other), W, b = normal(2, 8, 7), normal(7, 6, seed=1), normal(6, seed=2)
@@ -385,8 +371,7 @@ class TestSteps:
             error = step(data, rows, [words], Pace(0.5, 0.1, 0.01, 0))
             step._source.record(None)
             found.append([backend.tohost(x) for x in (*learner.parameters, error)])
-        for ours, theirs in zip(*found, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(*found)
 
     def test_the_hidden_means_are_those_of_the_data(self, backend):
         learner, X = rbm(16, 12, backend=backend), normal(30, 16)
@@ -426,8 +411,7 @@ class TestSteps:
             learners[1].stream.synchronize()
         train(one, range(3, 5))
         train(other, range(3, 5))
-        for ours, theirs in zip(learners[0].parameters, learners[1].parameters, strict=True):
-            np.testing.assert_array_equal(backend.tohost(ours), backend.tohost(theirs))
+        same_bits(*(map(backend.tohost, learner.parameters) for learner in learners))
 
     def test_rows_of_another_kind_are_gathered_before(self, double, bits):
         fused, other = (rbm(16, 12, backend=double) for _ in range(2))
@@ -460,22 +444,14 @@ class TestSteps:
 class TestLayout:
     """Arrays within larger ones, and the order of threads."""
 
-    def framed(self, backend, host, right):
-        frame = np.full((host.shape[0] + 2, 4 + host.shape[1] + right), 7, np.float32)
-        frame[1:-1, 4 : 4 + host.shape[1]] = host
-        frame = backend.asarray(frame)
-        return frame[1:-1, 4 : 4 + host.shape[1]], frame
-
     def stepped(self, backend, right) -> list[np.ndarray]:
         """Return the parameters, velocities and the error after a step, nothing else changed."""
         n, visible, hidden = 70, 40, 36
         shapes = [(visible, hidden)] * 2 + [(2 * n, visible), (2 * n, hidden), (n, hidden)]
-        framed = [
-            self.framed(backend, 0.3 * normal(*shape, seed=i), right)
-            for i, shape in enumerate(shapes)
-        ]
-        data, frame = self.framed(backend, normal(90, visible, seed=9), right)
-        W, dW, *room = (inner for inner, _ in framed)
+        hosts = [0.3 * normal(*shape, seed=i) for i, shape in enumerate(shapes)]
+        hosts.append(normal(90, visible, seed=9))
+        inner, frames = zip(*(framed(backend, host, 4, right) for host in hosts), strict=True)
+        W, dW, *room, data = inner
         a, b, da, db = (backend.asarray(normal(units)) for units in (visible, hidden) * 2)
         arrays = FusedArrays((W, a, b), (dW, da, db), *room, "bernoulli", "bernoulli")
         assert CudaFused.supports(backend.xp, arrays)
@@ -483,28 +459,17 @@ class TestLayout:
         rows = backend.asarray(np.random.default_rng(8).permutation(90)[:n])
         draws = [(*ADDRESS.key, *ADDRESS.counter), (*ADDRESS.key, 0, 9, 8, 7)]
         error = step(data, rows, draws, Pace(0.5, 0.1, 0.2, 0))
-        for inner, outer in [*framed, (data, frame)]:
-            host = backend.tohost(outer)
-            host[1:-1, 4 : 4 + inner.shape[1]] = 7
-            np.testing.assert_array_equal(host, 7)
+        for frame in frames:
+            unframed(backend, frame, 4, right)
         return [backend.tohost(x) for x in (W, a, b, dW, da, db, error)]
 
     @pytest.mark.parametrize("right", [4, 3])
     def test_what_lies_between_rows_stays_as_it_is(self, backend, right):
         """With 4 numbers more every row begins at a multiple of 16 bytes, with 3 it does not."""
-        for ours, theirs in zip(
-            self.stepped(backend, right), self.stepped(backend, 0), strict=True
-        ):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(self.stepped(backend, right), self.stepped(backend, 0))
 
     def test_the_order_of_threads_makes_no_difference(self, double):
-        library, found = fakecuda.compiled(SOURCE), []
-        for backwards in (0, 1):
-            library.shim_set_backwards(backwards)
-            found.append(self.stepped(double, 3))
-        library.shim_set_backwards(0)
-        for forwards, backwards in zip(*found, strict=True):
-            np.testing.assert_array_equal(forwards, backwards)
+        same_bits(*in_both_orders(SOURCE, lambda: self.stepped(double, 3)))
 
 
 class TestTraining:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import fakecuda
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of, on_devices
+from backends import backend_of, on_devices, with_tensor_cores
+from devicearrays import in_both_orders, normal, same_bits
 from minibatches import train
 from trialruns import notices_of
 
@@ -56,22 +56,12 @@ ROWS, RATE = 70, 0.003
 
 @pytest.fixture(params=["double", "deferred", "cupy"])
 def backend(request, monkeypatch):
-    """A device with tensor cores: of the stand-in, or a GPU."""
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    found = backend_of(request.param, monkeypatch)
-    if int(found.xp.cuda.Device().compute_capability) < cuda_fused.LEAST_CAPABILITY:
-        pytest.skip("no tensor cores for TF32 here")
-    return found
+    return with_tensor_cores(request.param, monkeypatch)
 
 
 @pytest.fixture
 def double(monkeypatch):
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    return backend_of("double", monkeypatch)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return with_tensor_cores("double", monkeypatch)
 
 
 def links(sizes, units, *, kind="f4", precision="float32") -> list[Affine]:
@@ -181,8 +171,7 @@ class TestSteps:
         second.load_state(kept, steps=first.steps)
         trained(one, first, given[2:])
         trained(other, second, given[2:])
-        for ours, theirs in zip(state_of(one, first), state_of(other, second), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(state_of(one, first), state_of(other, second))
 
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_weights_begin_at_multiples_of_16_bytes_and_the_gaps_stay_0(self, backend, name):
@@ -204,17 +193,15 @@ class TestSteps:
         assert net.fused((), Rule("sgd")) is None
 
     def test_the_order_of_threads_makes_no_difference(self, double):
-        library, found = fakecuda.compiled(SOURCE), []
         sizes, units, loss = CHAINS["several"]
-        for backwards in (0, 1):
-            library.shim_set_backwards(backwards)
+
+        def worked():
             net = network(sizes, units, loss, backend=double)
             optimizer = adam(net)
             errors = trained(net, optimizer, minibatches(sizes, units))
-            found.append([*state_of(net, optimizer), errors])
-        library.shim_set_backwards(0)
-        for forwards, backwards in zip(*found, strict=True):
-            np.testing.assert_array_equal(forwards, backwards)
+            return [*state_of(net, optimizer), errors]
+
+        same_bits(*in_both_orders(SOURCE, worked))
 
 
 class TestLaunches:

@@ -13,6 +13,7 @@ from syncpretrain.backends import recorder
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import USUAL_BACKEND
 from syncpretrain.backends.cublas import Cublas
+from syncpretrain.backends.cuda_fused import LEAST_CAPABILITY
 from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.gpu_check import import_cupy, missing
@@ -54,6 +55,16 @@ def backend_of(name: str, monkeypatch: Any) -> Backend:
     backend = CupyBackend(cupy)
     register(backend.array_type, dict(backend.forms))
     return backend
+
+
+def with_tensor_cores(name: str, monkeypatch: Any) -> CupyBackend:
+    """Return a device with tensor cores: of the stand-in, or a GPU."""
+    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
+    found = backend_of(name, monkeypatch)
+    assert isinstance(found, CupyBackend)
+    if int(found.xp.cuda.Device().compute_capability) < LEAST_CAPABILITY:
+        pytest.skip("no tensor cores for TF32 here")
+    return found
 
 
 def queued_on(monkeypatch: Any) -> list[str]:
