@@ -11,16 +11,15 @@ from itertools import pairwise
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of, on_devices, with_tensor_cores
+from backends import on_devices, with_tensor_cores
 from devicearrays import in_both_orders, normal, same_bits
 from minibatches import train
-from trialruns import notices_of
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cuda_fused
 from syncpretrain.backends.base import Rule
 from syncpretrain.backends.cuda_fused import TUNING_FILES, CudaTuning
-from syncpretrain.backends.cuda_source import CudaSource, cuda_source
+from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Optimizer, adam, gradient_descent
@@ -309,80 +308,3 @@ class TestTraining:
             (tuned.head, oracle.head),
         ]:
             np.testing.assert_allclose(ours.weight, theirs.weight, rtol=2e-4, atol=3e-6)
-
-
-class TestTrial:
-    def notices(self, bits, precision="float32") -> list[str]:
-        events: list = []
-        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
-        own = {"epochs": 1, "backend": "cupy", "precision": precision}
-        finetune(stack, bits, **own, observers=[events.append])
-        return [message for message in notices_of(events) if "GPU" in message]
-
-    @pytest.mark.parametrize(
-        ("precision", "right", "wrong"),
-        [
-            ("float32", "*low = __float_as_uint(x - __uint_as_float(*high));", "*low = 0;"),
-            ("tf32", "*high = nearest_tf32(x);", "*high = __float_as_uint(x);"),
-            ("bfloat16", "*high = bfloat16_of(x);", "*high = nearest_tf32(x);"),
-            ("float32", "p[e] = p[e] * by.shrink;", ""),
-            ("float32", "own = times_slope(own, y, units);", ""),
-            (
-                "float32",
-                "float own = times_slope(sum_at<Few>(parts, row, column), kept(e), units);",
-                "float own = sum_at<Few>(parts, row, column);",
-            ),
-            ("float32", "error += (double)difference * difference;", "error += difference;"),
-            (
-                "float32",
-                "sum_columns(sum, sums, m0, j, width);\n}",
-                "sum_columns(0.0f, sums, m0, j, width);\n}",
-            ),
-        ],
-    )
-    def test_tells_a_wrong_source(self, double, monkeypatch, bits, precision, right, wrong):
-        assert self.notices(bits, precision) == []
-
-        def source(*given):
-            found, code = CudaSource(*given), cuda_source(*given[1:])
-            assert code.count(right) == 1
-            options = ("--fmad=false",)
-            found._module = double.xp.RawModule(code=code.replace(right, wrong), options=options)
-            return found
-
-        monkeypatch.setattr(cuda_fused, "_source", source)
-        double = backend_of("double", monkeypatch)
-        (notice,) = self.notices(bits, precision)
-        assert notice.startswith(
-            "GPU 0 makes its steps of fine-tuning in parts, since whole ones are off by "
-        )
-
-    def test_numbers_that_are_none_are_off(self, double, monkeypatch, bits):
-        real = CudaTuning.__call__
-
-        def wrong(self, *given):
-            error = real(self, *given)
-            self._arrays.moments[-1][1:2] = np.float32(np.nan)
-            return error
-
-        monkeypatch.setattr(CudaTuning, "__call__", wrong)
-        (notice,) = self.notices(bits)
-        assert notice.endswith("since whole ones are off by nan")
-
-    def test_steps_that_cannot_run_are_told_and_left_out(self, double, monkeypatch, bits):
-        real = fakecupy.RawKernel.__call__
-
-        def launch(self, *given, **options):
-            if self._name in WHOLE:
-                raise fakecupy.CompileException("no such instruction")
-            real(self, *given, **options)
-
-        monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)
-        (notice,) = self.notices(bits)
-        assert notice.endswith("in parts, since whole ones fail: no such instruction")
-
-    def test_nothing_is_tried_without_tensor_cores(self, double, monkeypatch, bits):
-        monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
-        monkeypatch.setattr(cuda_fused, "_tuning_difference", None)
-        backend_of("double", monkeypatch)
-        assert self.notices(bits) == []
