@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from inspect import unwrap
 
-import fakecuda
 import fakecupy
 import numpy as np
 import pytest
 from backends import BACKENDS, backend_of
 from convolutioncases import SHAPES
+from devicearrays import framed, in_both_orders, normal, same_bits, unframed
 from devicedraws import draw_as_on_a_device
 from onelayer import layer_settings
 from stackcomparisons import alike
@@ -19,7 +19,6 @@ from trialruns import stopped_after
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.cuda_source import cuda_source
-from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.convolution import (
     block_means,
     block_sums,
@@ -70,24 +69,6 @@ def images() -> np.ndarray:
     angles = rng.uniform(0, np.pi, (75, 1, 1))
     bars = np.exp(-np.square(x * np.cos(angles) + y * np.sin(angles)))
     return np.clip(bars + rng.normal(0, 0.05, bars.shape), 0, 1).astype("f4").reshape(75, 36)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def framed(device, host):
-    """Return an array whose rows lie in longer ones of 7, and these."""
-    frame = np.full((len(host), host.shape[1] + 5), 7, dtype=np.float32)
-    frame[:, 2:-3] = host
-    frame = device.asarray(frame)
-    return frame[:, 2:-3], frame
-
-
-def unframed(device, frame):
-    host = device.tohost(frame)
-    assert (host[:, :2] == 7).all() and (host[:, -3:] == 7).all()
-    return host[:, 2:-3]
 
 
 def near(actual, expected):
@@ -166,7 +147,6 @@ class TestForms:
         last = slice(shape.channels - 1, shape.channels)
         for part, wanted in ((last, back), (slice(None), whole[1])):
             convolve_back(delta, on_device[3], on_device[1], wanted, none, shape, part)
-        is_own = np.zeros(shape.visible, dtype=np.float32)
         lasting = np.arange(shape.channels) == shape.channels - 1
         pixels = shape.height * shape.width
         is_own = np.repeat(lasting, pixels) if shape.channels_first else np.tile(lasting, pixels)
@@ -242,15 +222,13 @@ class TestForms:
             convolve(*given[:2], given[2][:2], *given[3:], given[0], shape, "relu")
 
     def test_the_order_of_threads_changes_no_bit(self, double):
-        library, results = fakecuda.compiled(cuda_source()), []
-        for backwards in (0, 1):
-            library.shim_set_backwards(backwards)
+
+        def gradients():
             rbm = learner(double)
             rbm.gradient(double.asarray(examples(8)), np.arange(8), epoch=1, step=0)
-            results.append([double.tohost(gradient) for gradient in rbm.gradients])
-        library.shim_set_backwards(0)
-        for one, other in zip(*results, strict=True):
-            np.testing.assert_array_equal(one, other)
+            return [double.tohost(gradient) for gradient in rbm.gradients]
+
+        same_bits(*in_both_orders(cuda_source(), gradients))
 
 
 def examples(count: int) -> np.ndarray:
@@ -346,26 +324,3 @@ class TestTraining:
             finetune(stack, images[:60], y, epochs=1, batch_size=size, backend="cupy")
             counts.append(sum(what == "synchronize" for _, _, what in fakecupy.log))
         assert counts[0] == counts[1]
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            ({"handoff": "minibatch", "shards": 2}, "with handoff minibatch and minibatches in sh"),
-            ({"shards": 2, "split": "filters"}, "with split filters, expected examples"),
-            ({"runtime": "processes"}, "with runtime processes"),
-            (
-                {"finetune": {"objective": "reconstruction", "split": "columns"}}
-                | {"layers": MODELS["groups"]["layers"]},
-                "with fine-tuning split by columns",
-            ),
-            (
-                {"layers": "1x1000x1000,conv:2x50,pool:3,5"},
-                "with the convolution 1x1000x1000 conv .* see 2261002500 numbers of an example",
-            ),
-        ],
-    )
-    def test_what_only_the_cpu_does(self, settings, message):
-        with pytest.raises(SettingsError, match=f"^backend: got cupy {message}"):
-            settings_from(**({"layers": LAYERS} | settings), backend="cupy")

@@ -16,7 +16,7 @@ from syncpretrain.backends import cublas
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.errors import DivergedError, WorkerError
+from syncpretrain.errors import DivergedError
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
@@ -129,20 +129,6 @@ class TestOnADevice:
         finetune(stack, X, epochs=1, backend="cupy")
         assert max(fakecupy.left) < versions / 5
         assert set(fakecupy.freed) == {(0, "memory"), (1, "memory"), (0, "pinned memory")}
-
-    def test_a_gpu_that_has_failed_gives_nothing_back_and_hides_nothing(
-        self, double, bits, monkeypatch
-    ):
-        def illegal_address(*_, **__):
-            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
-
-        def fail(learner: Learner, epoch: int, step: int) -> None:
-            raise ValueError("the first error")
-
-        before_steps(monkeypatch, fail)
-        monkeypatch.setattr(fakecupy.DefaultPool, "free_all_blocks", illegal_address)
-        with pytest.raises(WorkerError, match="the first error"):
-            pretrain(bits, layers=(16, 8), epochs=1, backend="cupy")
 
     def test_one_gpu_alone(self, double, bits):
         fakecupy.log.clear()

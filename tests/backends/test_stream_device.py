@@ -452,20 +452,6 @@ class TestDivergence:
         assert type(end.value.stack.layers[0].weight) is np.ndarray
         assert not library_threads()
 
-    def test_a_device_that_fails_does_not_hide_the_error(self, bits, double, monkeypatch):
-        def illegal_address(*_):
-            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
-
-        def break_down(learner: Learner, epoch: int, step: int) -> None:
-            monkeypatch.setattr(CupyBackend, "tohost", illegal_address)
-            monkeypatch.setattr(fakecupy.Stream, "synchronize", illegal_address)
-            raise ValueError("the first error")
-
-        before_steps(monkeypatch, break_down)
-        with pytest.raises(WorkerError, match="the first error") as end:
-            on_device(bits, runtime="serial").run()
-        assert end.value.stack is None
-
 
 class TestData:
     """Where the data of layer 1 are."""
