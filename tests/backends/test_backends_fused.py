@@ -32,7 +32,7 @@ from syncpretrain.backends.cuda_fused import (
     tiles_of,
 )
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
-from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import (
     ByUnits,
@@ -66,23 +66,11 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def launch(backend, name, tiles, *args) -> None:
-    source = CudaSource(backend.xp, FUSED_FILES)
-    source.launch(name, (tiles,), (PRODUCT_THREADS,), *args, shared=PRODUCT_MEMORY)
-
-
 def without_others(source: str, name: str) -> str:
     """Return a source with one kernel alone, which is compiled in a fraction of the time."""
     bounds = r"(?:__launch_bounds__\([^)]*\) )?"
     others = rf'^extern "C" __global__ void (?!{bounds}{name}\(){bounds}\w+\(.*?^}}$'
     return re.sub(others, "", source, flags=re.MULTILINE | re.DOTALL)
-
-
-def with_whole_sums(source: str) -> str:
-    """Return a source that leaves float32's sums to tensor cores, however long they are."""
-    right = "multiply_add(of_few, a_high[k / 4], b_high[k % 4]);"
-    assert source.count(right) == source.count("if (!HAS_LOW) {") == 1
-    return source.replace("if (!HAS_LOW) {", "if (true) {")
 
 
 def truncated(before: float, terms: list[float]) -> float:
@@ -113,15 +101,17 @@ def reconstructed(backend, h, W, source=None, precision="float32"):
     return tuple(map(backend.tohost, (out, sums, errors)))
 
 
-def drawn(backend, v, rows, W, b, now=None):
-    """Return means and states of hidden units, with the words of ``now`` added."""
+def drawn(backend, v, rows, W, b):
+    """Return means and states of hidden units."""
     n, (visible, hidden) = len(rows), W.shape
     X, numbers, weight, bias = map(backend.asarray, (v, rows, W, b))
     means, states = backend.empty((n, hidden)), backend.empty((n, hidden))
     words = [np.uint64(word) for word in (*ADDRESS.key, *ADDRESS.counter)]
     of_x, out = (X, visible, len(v) - 1, numbers), (means, hidden, states, hidden)
-    args = (*of_x, weight, hidden, bias, *out, n, visible, hidden, *words, now)
-    launch(backend, "draw_hidden", tiles_of(n, hidden), *args)
+    args = (*of_x, weight, hidden, bias, *out, n, visible, hidden, *words, None)
+    shape = (tiles_of(n, hidden),), (PRODUCT_THREADS,)
+    module = CudaSource(backend.xp, FUSED_FILES)
+    module.launch("draw_hidden", *shape, *args, shared=PRODUCT_MEMORY)
     return backend.tohost(means), backend.tohost(states)
 
 
@@ -163,11 +153,6 @@ class TestProducts:
         expected = h.astype(np.float64) @ W.T
         assert relative(reconstructed(backend, h, W)[0], expected) < 4e-7
 
-    def test_the_stand_in_tells_sums_that_tensor_cores_take_whole(self, double):
-        h, W = np.abs(normal(5, 1600)), np.abs(normal(4, 1600, seed=1))
-        out, _, _ = reconstructed(double, h, W, with_whole_sums(SOURCE))
-        assert 1e-6 < relative(out, h.astype(np.float64) @ W.T) < 1e-5
-
     @pytest.mark.parametrize(("n", "visible", "hidden"), SIZES)
     def test_down_against_float64(self, backend, n, visible, hidden):
         h, W = normal(n, hidden), normal(visible, hidden, seed=1)
@@ -208,15 +193,6 @@ class TestProducts:
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(out, PRECISIONS[precision].rounds(x))
 
-    def test_tf32_is_one_product_of_factors_rounded_to_nearest(self, backend):
-        """Not of cut ones, and not three."""
-        h, W = normal(70, 100), normal(44, 100, seed=1)
-        out, _, _ = reconstructed(backend, h, W, precision="tf32")
-        exact = h.astype(np.float64) @ W.T
-        nearest = rounded_tf32(h).astype(np.float64) @ rounded_tf32(W).T
-        assert 1e-5 < relative(out, exact) < 2.0**-11
-        assert relative(out, nearest) < 1e-2 * relative(out, exact)
-
     @pytest.mark.parametrize("precision", PRECISIONS)
     @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800000, 0xFF800000])
     def test_what_is_no_finite_number_is_not_lost(self, backend, bits, precision):
@@ -231,16 +207,6 @@ class TestProducts:
         v, W, b = normal(5, 7), normal(7, 6, seed=1), normal(6, seed=2)
         found = drawn(double, v, np.array([-2, 9, 2]), W, b)
         same_bits(found, drawn(double, v, np.array([0, 4, 2]), W, b))
-
-    def test_a_recorded_graph_draws_elsewhere_from_other_rows(self, backend):
-        (v, other), W, b = normal(2, 8, 7), normal(7, 6, seed=1), normal(6, seed=2)
-        rows, elsewhere = np.arange(8), backend.asarray(other)
-        words = np.array([4, 5, elsewhere.data.ptr], dtype=np.uint64)
-        means, states = drawn(backend, v, rows, W, b, backend.asarray(words))
-        np.testing.assert_allclose(means, sigmoid(other.astype("f8") @ W + b), atol=1e-6)
-        address = ADDRESS._replace(step=ADDRESS.step + 4, epoch=ADDRESS.epoch + 5)
-        draws = address.generator().random((8, 6), dtype=np.float32)
-        np.testing.assert_array_equal(states, draws < means)
 
     @pytest.mark.parametrize(
         ("right", "wrong"),
@@ -381,17 +347,6 @@ class TestSteps:
             step.train_step(backend.asarray(X), np.arange(5, 25), epoch=1, step=0)
             assert step.hand_up(out)
             np.testing.assert_allclose(backend.tohost(out), sigmoid(X[5:25] @ W + b), atol=1e-6)
-
-    @pytest.mark.parametrize("precision", PRECISIONS)
-    def test_states_are_numpys_draws_of_the_means(self, backend, precision):
-        learner, X = rbm(16, 12, backend=backend, precision=precision), normal(30, 16)
-        step = step_for(learner, 1, "examples")
-        with learner.stream:
-            step.train_step(backend.asarray(X), np.arange(5, 25), epoch=4, step=6)
-            _, means, states, _, _ = map(backend.tohost, learner.buffers)
-        address = Address(3, Purpose.HIDDEN, 2, 4, 6)
-        draws = address.generator().random((20, 12), dtype=np.float32)
-        np.testing.assert_array_equal(states, draws < means[:20])
 
     def test_a_step_goes_on_from_its_state_to_the_same_bits(self, backend, bits):
         learners = [rbm(16, 12, backend=backend) for _ in range(2)]

@@ -34,7 +34,8 @@ TUNING = {
     "cosine and decay": {"rate_schedule": "cosine", "weight_decay": 0.01},
 }
 STOPPED = ["plain", "persistent", "untied"]
-OF_CLASSES = [key for key in TUNING if key != "cross-entropy"]
+TUNED = [(key, "reconstruction") for key in TUNING]
+TUNED += [(key, "classes") for key in TUNING if key != "cross-entropy"]
 STOPPING = [
     {"early_stopping": "free-energy-gap"},
     {"early_stopping": "pseudo-likelihood"},
@@ -146,35 +147,25 @@ class TestTraining:
         assert len(notices) == 3 and "half the learning rate, 150" in notices[0]
         assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
 
-    @pytest.mark.parametrize(("name", "tuning"), on_devices(TUNING), indirect=["name"])
-    def test_reconstruction_comes_to_numpys_weights(self, bits, name, tuning):
+    @pytest.mark.parametrize(("name", "case"), on_devices(TUNED), indirect=["name"])
+    def test_fine_tuning_comes_to_numpys_weights(self, bits, targets, name, case):
+        tuning, given = TUNING[case[0]], {"X": bits}
         stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
-        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
-        oracle = finetune(stack, bits, **settings, backend="numpy")
-        tuned = finetune(stack, bits, **settings, backend=name)
-        alike(tuned, oracle)
-        assert tuned.info["finetune"][-1]["backend"] == name
-
-    @pytest.mark.parametrize(("name", "tuning"), on_devices(OF_CLASSES), indirect=["name"])
-    def test_classification_comes_to_numpys_weights(self, bits, targets, name, tuning):
-        stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
-        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
-        settings |= {"validation": bits[:90], "validation_y": targets[:90]}
-        reported = {}
+        settings = {"epochs": 3, "batch_size": 15} | tuning
+        if case[1] == "classes":
+            given["y"] = targets
+            settings |= {"validation": bits[:90], "validation_y": targets[:90]}
+        tuned, shares = {}, {}
         for backend in ("numpy", name):
             events = []
-            reported[backend] = (
-                finetune(
-                    stack, bits, targets, **settings, backend=backend, observers=[events.append]
-                ),
-                [
-                    (event.train_error, event.validation_error)
-                    for event in events
-                    if isinstance(event, FinetuneEpochFinished)
-                ],
-            )
-        alike(reported[name][0], reported["numpy"][0])
-        assert reported[name][1] == reported["numpy"][1], "the same shares of wrong classes"
+            options = {"backend": backend, "observers": [events.append]}
+            tuned[backend] = finetune(stack, **given, **settings, **options)
+            ends = [event for event in events if isinstance(event, FinetuneEpochFinished)]
+            shares[backend] = [(event.train_error, event.validation_error) for event in ends]
+        alike(tuned[name], tuned["numpy"])
+        assert tuned[name].info["finetune"][-1]["backend"] == name
+        if case[1] == "classes":
+            assert shares[name] == shares["numpy"], "the same shares of wrong classes"
 
     def test_regression_with_patience_comes_to_numpys_weights(self, bits, name):
         stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")

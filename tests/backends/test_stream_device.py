@@ -191,15 +191,6 @@ class TestOrder:
         with pytest.raises(WorkerError, match="array 2 of a ring was read before it was handed"):
             on_device(bits, runtime="serial").run()
 
-    def waits(self, bits, batch_size, delay) -> int:
-        fakecupy.log.clear()
-        on_device(bits[:180], batch_size=batch_size, delay=delay, runtime="serial").run()
-        return sum(what == "synchronize" for _, _, what in fakecupy.log)
-
-    @pytest.mark.parametrize("delay", [0.0, 0.5])
-    def test_the_host_waits_for_no_stream_within_an_epoch(self, bits, double, delay):
-        assert self.waits(bits, 90, delay) == self.waits(bits, 9, delay) < 90
-
     def test_the_error_of_a_block_is_looked_at_behind_the_next_one(self, bits, double):
         fakecupy.log.clear()
         on_device(bits, runtime="serial", epochs=1).run()
@@ -212,24 +203,6 @@ class TestOrder:
         one, first = ["download", "peer copy"], looks.index("download")
         # Of 4 blocks; from the third on it waits for the reader, and behind the second for errors.
         assert looks[first : first + 5] == [*one, *one, "wait for an event"]
-
-    @pytest.mark.parametrize("runtime", ["serial", "threads"])
-    def test_every_layer_has_its_stream_and_its_device(self, bits, double, runtime, monkeypatch):
-        places: dict[int, set[tuple[int, str]]] = {1: set(), 2: set(), 3: set()}
-
-        def note(learner: Learner, epoch: int, step: int) -> None:
-            places[learner.layer].add((fakecupy.current_device(), fakecupy.current_stream()))
-
-        before_steps(monkeypatch, note)
-        fakecupy.log.clear()
-        on_device(bits, runtime=runtime).run()
-        assert [len(places[layer]) for layer in (1, 2, 3)] == [1, 1, 1]
-        (one,), (two,), (three,) = places.values()
-        assert [one[0], two[0], three[0]] == [0, 1, 1], "dealt by their costs"
-        copies = {(device, stream) for device, stream, what in fakecupy.log if what == "peer copy"}
-        assert copies == {one, two}, "each pushes what it hands up"
-        stray = {what for _, stream, what in fakecupy.log if stream == fakecupy.NULL}
-        assert stray <= {"asarray", "synchronize"}, "the rest is in a layer's queue"
 
     def test_rings_lie_where_they_are_read(self, bits, double):
         layers = on_device(bits)._layers
