@@ -8,7 +8,7 @@ from inspect import unwrap
 import fakecupy
 import numpy as np
 import pytest
-from backends import BACKENDS, backend_of
+from backends import errors_of
 from convolutioncases import SHAPES
 from devicearrays import framed, in_both_orders, normal, same_bits, unframed
 from devicedraws import draw_as_on_a_device
@@ -55,11 +55,6 @@ TUNING = {
     "dropout": {"dropout": 0.3, "input_dropout": 0.1},
     "sgd": {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.01},
 }
-
-
-@pytest.fixture(params=BACKENDS[1:])
-def device(request, monkeypatch):
-    return backend_of(request.param, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -270,15 +265,7 @@ class TestTraining:
             for name in events
         }
         alike(stacks["cupy"], stacks["numpy"])
-        errors = {
-            name: sorted(
-                (event.layer, event.epoch, event.train_error, event.validation_error)
-                for event in some
-                if hasattr(event, "validation_error")
-            )
-            for name, some in events.items()
-        }
-        assert errors["numpy"]
+        errors = {name: errors_of(some) for name, some in events.items()}
         np.testing.assert_allclose(errors["cupy"], errors["numpy"], rtol=1e-4)
         assert stacks["cupy"].info["pretrain"]["backend"] == "cupy"
 

@@ -49,13 +49,9 @@ def rbm(batch_size: int = 20) -> RBM:
     return RBM(2, 16, 12, settings)
 
 
+@pytest.mark.usefixtures("unexamined")
 class TestOnADevice:
     """What the stand-in can count: waits, streams, and where arrays are."""
-
-    @pytest.fixture(autouse=True)
-    def unexamined(self, monkeypatch):
-        """Leave out the product with which a GPU is tried before it is chosen."""
-        monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
 
     def waits(self, bits, batch_size: int, **settings) -> int:
         fakecupy.log.clear()

@@ -10,7 +10,7 @@ import fakecublas
 import fakecupy
 import numpy as np
 import pytest
-from backends import DEVICES, REAL, STAND_INS, as_it_is, backend_of
+from backends import as_it_is, backend_of
 from onelayer import layer_settings
 from pretrainingkinds import KINDS
 from trialruns import notices_of
@@ -37,34 +37,7 @@ LEARNERS = KINDS | {
 }
 
 
-@pytest.fixture(params=DEVICES)
-def device(request, small_blocks, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["double", *REAL])
-def prompt(request, small_blocks, monkeypatch):
-    """CuPy, or the stand-in that works at once."""
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["deferred", *REAL])
-def late(request, small_blocks, monkeypatch):
-    """CuPy, or the stand-in that works as late as it may."""
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=STAND_INS)
-def stand_in(request, small_blocks, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture
-def double(small_blocks, monkeypatch):
-    return backend_of("double", monkeypatch)
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 3)
 

@@ -46,10 +46,9 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
+def short_blocks(unexamined, monkeypatch):
     """Let blocks be short, so that most of them are graphs."""
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 2)
-    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
 
 
 @pytest.fixture

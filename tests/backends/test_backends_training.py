@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from backends import BACKENDS, backend_of, on_devices
+from backends import BACKENDS, backend_of, errors_of, on_devices
 from devicedraws import draw_as_on_a_device
 from pretrainingkinds import KINDS, VARIANTS
 from stackcomparisons import alike, arrays_of
@@ -16,7 +16,7 @@ from trialruns import notices_of, stop_after, stopped_after
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cupy_backend
 from syncpretrain.errors import DivergedError, RunInterrupted
-from syncpretrain.events import EpochFinished, FinetuneEpochFinished
+from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 from syncpretrain.runs.run import resume_run, train_run
@@ -105,13 +105,7 @@ class TestTraining:
                 backend=backend,
                 observers=[events.append],
             )
-            ends = sorted(
-                (e.layer, e.epoch, e.train_error, e.validation_error)
-                for e in events
-                if isinstance(e, EpochFinished)
-            )
-            assert {type(number) for row in ends for number in row} == {int, float}
-            reported[backend] = np.array(ends)
+            reported[backend] = errors_of(events)
         np.testing.assert_allclose(reported[name], reported["numpy"], rtol=1e-5)
 
     @pytest.mark.parametrize(("name", "variant"), on_devices(STOPPED), indirect=["name"])

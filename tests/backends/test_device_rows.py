@@ -7,7 +7,7 @@ import ctypes
 import fakecupy
 import numpy as np
 import pytest
-from backends import BACKENDS, DEVICES, STAND_INS, backend_of, leave_free, on_devices
+from backends import backend_of, leave_free, on_devices
 from trialruns import notices_of, stopped_after
 
 from syncpretrain import finetune, pretrain
@@ -49,21 +49,7 @@ TUNED = [  # layers, how they are tuned, classes
     (IMAGES["layers"], "patience", 3),
 ]
 
-
-@pytest.fixture(params=BACKENDS[1:])
-def backend(request, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=DEVICES)
-def device(request, monkeypatch):
-    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=STAND_INS)
-def stand_in(request, monkeypatch):
-    return backend_of(request.param, monkeypatch)
+pytestmark = pytest.mark.usefixtures("unexamined")
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ import threading
 import fakecupy
 import numpy as np
 import pytest
-from backends import DEVICES, REAL, as_it_is, backend_of, leave_free, on_devices
+from backends import as_it_is, backend_of, errors_of, leave_free, on_devices
 from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
 from largerdata import Blocking
+from stackcomparisons import alike
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import died, library_threads, notices_of, settings_on
 
@@ -54,44 +55,14 @@ STREAM = {"layers": LAYERS, "batch_size": 30, "epochs": 3, "handoff": "minibatch
 IMAGES = ("1x4x4,conv:3x2,pool:1,conv:2x2,5", {"batch_size": 20, "epochs": 2})
 
 
-@pytest.fixture(params=DEVICES)
-def device(request, monkeypatch):
-    return with_small_rings(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["double", *REAL])
-def prompt(request, monkeypatch):
-    """CuPy, or the stand-in that works at once."""
-    return with_small_rings(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["deferred", *REAL])
-def late(request, monkeypatch):
-    """CuPy, or the stand-in that works as late as it may."""
-    return with_small_rings(request.param, monkeypatch)
-
-
-@pytest.fixture
-def double(monkeypatch):
-    return with_small_rings("double", monkeypatch)
-
-
-def with_small_rings(name: str, monkeypatch):
-    """Return CuPy or the stand-in, with rings of 4 minibatches in blocks of 2: of 7 in an epoch."""
-    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
+@pytest.fixture(autouse=True)
+def small_rings(unexamined, monkeypatch):
+    """Let rings be of 4 minibatches in blocks of 2: of 7 in an epoch."""
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 4)
-    return backend_of(name, monkeypatch)
 
 
 def on_device(bits, variant="rbm", **options):
     return streamed(bits, variant, **{"backend": "cupy", **options})
-
-
-def alike(actual, expected, tolerance=3e-6):
-    for ours, theirs in zip(actual.layers, expected.layers, strict=True):
-        for (_, a), (_, b) in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert type(a) is np.ndarray
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=tolerance)
 
 
 @pytest.mark.parametrize(("device", "case"), on_devices(LEARNERS), indirect=["device"])
@@ -121,7 +92,7 @@ def test_late_and_immediate_work_and_one_device_come_to_the_same_bits(bits, monk
     found = set()
     for name, backend in (("double", "cupy"), ("deferred", "cupy"), ("deferred", "cupy:1")):
         with monkeypatch.context() as patch:
-            with_small_rings(name, patch)
+            backend_of(name, patch)
             for runtime in ("serial", "threads"):
                 stack = on_device(bits, delay=0.4, backend=backend, runtime=runtime).run()
                 found.add(stack.parameters_sha256)
@@ -147,13 +118,7 @@ def test_errors_are_those_of_numpy(bits, device, runtime):
         events = []
         own = {"delay": 0.4, "backend": backend, "runtime": runtime}
         streamed(bits, "uneven", observers=[events.append], **own).run()
-        ends = sorted(
-            (e.layer, e.epoch, e.train_error, e.validation_error)
-            for e in events
-            if isinstance(e, EpochFinished)
-        )
-        assert {type(number) for row in ends for number in row} == {int, float}
-        reported.append(np.array(ends))
+        reported.append(errors_of(events))
     np.testing.assert_allclose(reported[1], reported[0], rtol=1e-5)
 
 
@@ -173,7 +138,7 @@ class TestOrder:
         outcomes = {}
         for name in ("double", "deferred"):
             with monkeypatch.context() as patch:
-                with_small_rings(name, patch)
+                backend_of(name, patch)
                 expected = self.outcome(bits, delay=delay)
                 made = Ring.__init__
 
@@ -262,7 +227,7 @@ class TestBlocks:
         oracle = streamed(bits, "rbm", backend="numpy", epochs=3).run()
         for name in ("double", "deferred"):
             with monkeypatch.context() as patch:
-                with_small_rings(name, patch)
+                backend_of(name, patch)
                 fakecupy.log.clear()
                 stack = on_device(bits, epochs=3).run()
                 assert "move_parameters" in {what for _, _, what in fakecupy.log}

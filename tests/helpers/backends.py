@@ -7,6 +7,7 @@ from typing import Any
 
 import fakecuda
 import fakecupy
+import numpy as np
 import pytest
 
 from syncpretrain.backends import recorder
@@ -19,6 +20,7 @@ from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.gpu_check import import_cupy, missing
 from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import HostRows
+from syncpretrain.events import EpochFinished, Event
 from syncpretrain.kernels.dispatch import register
 
 NO_GPU = missing()
@@ -100,3 +102,14 @@ def as_it_is(monkeypatch) -> None:
     monkeypatch.setattr(
         recorder.GraphRecorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
     )
+
+
+def errors_of(events: Iterable[Event]) -> np.ndarray:
+    """Return layer, epoch and errors of each epoch that ended, which must be numbers."""
+    ends = sorted(
+        (e.layer, e.epoch, e.train_error, e.validation_error)
+        for e in events
+        if isinstance(e, EpochFinished)
+    )
+    assert {type(number) for row in ends for number in row} == {int, float}
+    return np.array(ends)

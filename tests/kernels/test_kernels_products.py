@@ -1,19 +1,23 @@
-"""What products of float32 and of bfloat16 have in common: every compiled form of both."""
+"""What products of float32 and bfloat16 have in common: every compiled form, or emulated one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
+from types import ModuleType
 from typing import NamedTuple
 
+import emulatedtiles
 import numpy as np
 import pytest
-from bfloat16bydefinition import LAYOUTS, definition_of, factors, laid_out
+from bfloat16bydefinition import LAYOUTS, by_tiles, definition_of, factors, laid_out
 from compiledproducts import (
     BFLOAT16_FORMS,
     COMPILED,
     FLOAT32_FORMS,
     LEFT_TO_NUMPY,
+    PACKED,
     REFUSED,
     A,
     B,
@@ -44,6 +48,9 @@ class Case(NamedTuple):
     definition: Callable[[np.ndarray, np.ndarray], np.ndarray]
     check: Callable[[np.ndarray, np.ndarray], None]
 
+    def told(self) -> str:
+        return f"{self.name} {self.form}"
+
     def __call__(self, a, b, *, out: np.ndarray | None = None) -> np.ndarray:
         return compiled(self.name, a, b, form=self.form, out=out)
 
@@ -56,8 +63,31 @@ CASES += [
     Case("multiply_bfloat16", form, factors, definition_of(form), np.testing.assert_array_equal)
     for form in BFLOAT16_FORMS
 ]
+
+
+@cache
+def emulated() -> ModuleType:
+    return emulatedtiles.loaded(emulatedtiles.library())
+
+
+class Emulated(Case):
+    """A form of the extension with emulated tiles; they must be used without a fault."""
+
+    def __call__(self, a, b, *, out: np.ndarray | None = None) -> np.ndarray:
+        functions = emulatedtiles.functions_of(emulatedtiles.library())
+        out = np.full((len(a), b.shape[1]), NAN, dtype=np.float32) if out is None else out
+        assert emulated().multiply_bfloat16(a, b, out, self.form) is out
+        assert functions.take_fault() is None
+        assert not functions.tiles_in_use()
+        return out
+
+
+EMULATED = [
+    Emulated("emulated", form, factors, by_tiles, np.testing.assert_array_equal)
+    for form in ("tiles", "portable tiles")
+]
 EQUATIONS = {"multiply_float32": multiply_float32, "multiply_bfloat16": multiply_bfloat16}
-ROUNDS = {"multiply_float32": np.float32, "multiply_bfloat16": rounded}
+ROUNDS = {"multiply_float32": np.float32, "multiply_bfloat16": rounded, "emulated": rounded}
 NO_MATRICES = ("a vector", "many matrices")  # of which own products of float32 have no definition
 LEFT = [
     (name, what)
@@ -76,7 +106,10 @@ SHAPES = [
     *((65535, 2, 1), (65536, 1, 2), (65537, 2, 2)),
     *((0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)),
 ]
-every_form = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.form}")
+compiled_form = pytest.mark.parametrize("case", CASES, ids=Case.told)
+every_form = pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(case, marks=PACKED) for case in EMULATED)], ids=Case.told
+)
 
 
 @every_form
@@ -162,7 +195,7 @@ def test_zeros_times_what_is_not_finite_are_not_a_number(what, columns, rows, ca
 def test_what_is_not_finite_reaches_the_product_as_in_numpy(columns, inner, case):
     a, b = case.factors(20, inner, columns)
     a[3, 0], a[5, 2], a[7, 1], a[9, 0] = INF, NAN, -INF, -INF
-    if case.name == "multiply_bfloat16":
+    if case.name != "multiply_float32":
         a[9, 1] = np.finfo(np.float32).max  # which rounds to infinity
     b[1, 5], b[2, 6], b[0, 39] = -INF, NAN, 0
     a[::2] = 0
@@ -177,7 +210,7 @@ def test_what_is_not_finite_reaches_the_product_as_in_numpy(columns, inner, case
         case.check(found, case.definition(a, b))
 
 
-@every_form
+@compiled_form
 @pytest.mark.parametrize("what", LEFT_TO_NUMPY)
 def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, case):
     before = [np.array(x, copy=True) for x in LEFT_TO_NUMPY[what]]
