@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from inspect import unwrap
 
-import fakecupy
 import numpy as np
 import pytest
 from backends import errors_of
@@ -14,7 +13,6 @@ from devicearrays import framed, in_both_orders, normal, same_bits, unframed
 from devicedraws import draw_as_on_a_device
 from onelayer import layer_settings
 from stackcomparisons import alike
-from trialruns import stopped_after
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends.base import Backend
@@ -31,8 +29,7 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.learners.convolution import convolutional_rbm
-from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
 BLOCKS = ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="prob")
@@ -277,14 +274,6 @@ class TestTraining:
         }
         assert len(sums) == 1
 
-    def test_a_stopped_run_goes_on_to_the_same_bits(self, double, images):
-        wanted = BASE | MODELS["persistent"] | {"backend": "cupy"}
-        settings = settings_from(wanted.pop("layers"), **wanted).pretrain
-        whole = Pretraining(settings, images).run()
-        state, _ = stopped_after(3, settings, images)
-        resumed = Pretraining(settings, images, resume=state).run()
-        assert resumed.parameters_sha256 == whole.parameters_sha256
-
     @pytest.mark.parametrize("tuning", TUNING)
     @pytest.mark.parametrize("supervised", [False, True])
     def test_a_tuned_network_comes_to_numpys_weights(self, device, images, supervised, tuning):
@@ -299,15 +288,3 @@ class TestTraining:
         curves = tuned.history.finetune, oracle.history.finetune
         for name in ("train", "validation"):
             np.testing.assert_allclose(*(getattr(each, name) for each in curves), rtol=1e-4)
-
-    @pytest.mark.parametrize("kind", ["rbm", "probabilistic", "denoising"])
-    def test_no_step_waits(self, double, images, kind):
-        counts = []
-        for size in (30, 10):
-            fakecupy.log.clear()
-            settings = BASE | {"epochs": 1} | MODELS[kind] | {"batch_size": size}
-            stack = pretrain(images[:60], **settings, backend="cupy")
-            y = np.arange(60) % 2 if kind == "rbm" else None
-            finetune(stack, images[:60], y, epochs=1, batch_size=size, backend="cupy")
-            counts.append(sum(what == "synchronize" for _, _, what in fakecupy.log))
-        assert counts[0] == counts[1]

@@ -29,8 +29,12 @@ from syncpretrain.workers.versions import Versions
 
 LAYERS = (16, 12, 8, 5)
 BASE = {"layers": LAYERS, "batch_size": 15, "epochs": 3}
+CONVOLUTIONS = "1x4x4,conv:3x3,pool:2,5"
 PLAIN = {
     "plain": {},
+    "convolutions": {"layers": CONVOLUTIONS, "sparsity_cost": (0.5, 0)},
+    "convolutions with drawn blocks": {"layers": "1x4x4,conv:3x3,pool:2:prob,5"},
+    "denoising convolutions": {"layers": CONVOLUTIONS, "model": "denoising"},
     "streamed": {"handoff": "minibatch", "runtime": "serial"},
     "streamed with a delay": {"handoff": "minibatch", "runtime": "serial", "delay": 0.5},
 }
@@ -72,8 +76,9 @@ class TestOnADevice:
             monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 4)  # short rings
         assert self.waits(bits, 90, **settings) == self.waits(bits, 9, **settings) < 90
 
-    def test_no_step_of_fine_tuning_waits(self, double, bits, targets):
-        stack = pretrain(bits[:180], layers=(16, 8), epochs=1, backend="numpy")
+    @pytest.mark.parametrize("layers", [(16, 8), CONVOLUTIONS])
+    def test_no_step_of_fine_tuning_waits(self, double, bits, targets, layers):
+        stack = pretrain(bits[:180], layers=layers, epochs=1, backend="numpy")
         counts = []
         for size in (60, 6):
             fakecupy.log.clear()

@@ -33,7 +33,13 @@ TUNING = {
     "cross-entropy": {"loss": "cross-entropy"},
     "cosine and decay": {"rate_schedule": "cosine", "weight_decay": 0.01},
 }
-STOPPED = ["plain", "persistent", "untied"]
+STOPPED = {
+    **{
+        name: {"layers": LAYERS} | KINDS.get(name, {}) for name in ("plain", "persistent", "untied")
+    },
+    "persistent convolution": {"layers": "1x4x4,conv:3x3,8,5", "persistent": True}
+    | {"visible_bias": "log-odds"},
+}
 TUNED = [(key, "reconstruction") for key in TUNING]
 TUNED += [(key, "classes") for key in TUNING if key != "cross-entropy"]
 STOPPING = [
@@ -113,8 +119,8 @@ class TestTraining:
     def test_a_stopped_run_goes_on_to_the_same_bits(
         self, bits, name, variant, minibatches, tmp_path
     ):
-        kinds = {"plain": {}, **KINDS}[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
-        settings = settings_from(LAYERS, **kinds).pretrain
+        own = STOPPED[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
+        settings = settings_from(**own).pretrain
         whole = Pretraining(settings, bits).run()
         state, stack = stopped_after(minibatches, settings, bits)
         assert {type(array) for array in arrays_of(stack)} == {np.ndarray}
