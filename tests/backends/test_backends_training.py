@@ -34,9 +34,9 @@ TUNING = {
     "cosine and decay": {"rate_schedule": "cosine", "weight_decay": 0.01},
 }
 STOPPED = {
-    **{
-        name: {"layers": LAYERS} | KINDS.get(name, {}) for name in ("plain", "persistent", "untied")
-    },
+    "plain": {"layers": LAYERS},
+    "persistent": {"layers": LAYERS} | KINDS["persistent"],
+    "untied": {"layers": LAYERS} | KINDS["untied"],
     "persistent convolution": {"layers": "1x4x4,conv:3x3,8,5", "persistent": True}
     | {"visible_bias": "log-odds"},
 }

@@ -456,36 +456,44 @@ print(native.available(), len(registered(numpy.ndarray)))
 """
 
 
-def test_the_environment_chooses_numpy():
-    assert python(CHOSEN, SYNCPRETRAIN_KERNELS="numpy").stdout.split() == ["False", "0"]
-
-
 def test_every_registered_form_is_of_an_equation():
     assert FORMS.keys() <= equations()
 
 
-@compiled
-@pytest.mark.parametrize("chosen", ["", "native"])
-def test_the_compiled_forms_are_taken_where_they_were_built(chosen):
-    assert python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == ["True", "23"]
-
-
 MISSING = "import sys; sys.modules['syncpretrain.kernels._native'] = None\n"
+COMPILED, NUMPY = ["True", "23"], ["False", "0"]
 
 
-def test_without_the_extension_numpy_is_taken():
-    assert python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="").stdout.split() == ["False", "0"]
+@pytest.mark.parametrize(
+    ("code", "chosen", "expected"),
+    [
+        (CHOSEN, "numpy", NUMPY),
+        pytest.param(CHOSEN, "", COMPILED, marks=compiled),
+        pytest.param(CHOSEN, "native", COMPILED, marks=compiled),
+        (MISSING + CHOSEN, "", NUMPY),
+    ],
+    ids=["numpy", "the usual", "native", "without the extension"],
+)
+def test_the_environment_chooses_the_forms(code, chosen, expected):
+    assert python(code, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == expected
 
 
-def test_who_insists_on_a_missing_extension_is_told_what_to_do():
-    reported = python(MISSING + CHOSEN, SYNCPRETRAIN_KERNELS="native").stderr
-    assert "NativeKernelsError: got SYNCPRETRAIN_KERNELS=native" in reported
-    assert "C compiler" in reported
+ORDER = "got SYNCPRETRAIN_BFLOAT16='rows'; expected 'pairs', 'tiles' or none"
 
 
-def test_an_unknown_choice_is_refused():
-    reported = python(CHOSEN, SYNCPRETRAIN_KERNELS="fast").stderr
-    assert "got SYNCPRETRAIN_KERNELS='fast'; expected 'native', 'numpy'" in reported
+@pytest.mark.parametrize(
+    ("code", "chosen", "expected"),
+    [
+        (MISSING + CHOSEN, "native", "NativeKernelsError: got SYNCPRETRAIN_KERNELS=native"),
+        (MISSING + CHOSEN, "native", "C compiler"),
+        (CHOSEN, "fast", "got SYNCPRETRAIN_KERNELS='fast'; expected 'native', 'numpy'"),
+        (CHOSEN, "", ORDER),
+        (CHOSEN, "numpy", ORDER),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(code, chosen, expected):
+    order = {"SYNCPRETRAIN_BFLOAT16": "rows"} if expected == ORDER else {}
+    assert expected in python(code, SYNCPRETRAIN_KERNELS=chosen, **order).stderr
     assert issubclass(native.NativeKernelsError, ImportError)
 
 
@@ -648,12 +656,6 @@ def test_counters_lie_in_memory_of_any_kind():
     _native.store_counter(memory, 1, -(2**63))
     assert memory[1] == -(2**63)
     assert _native.wait_for_counters(memory, 0, 1, 0, 7, 0, 0, 0) == 0
-
-
-@pytest.mark.parametrize("chosen", ["", "numpy"])
-def test_an_unknown_order_of_sums_is_refused(chosen):
-    reported = python(CHOSEN, SYNCPRETRAIN_KERNELS=chosen, SYNCPRETRAIN_BFLOAT16="rows").stderr
-    assert "got SYNCPRETRAIN_BFLOAT16='rows'; expected 'pairs', 'tiles' or none" in reported
 
 
 @compiled
