@@ -18,10 +18,7 @@ from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
 from syncpretrain.kernels.activations import means
-from syncpretrain.kernels.backprop import (
-    means_and_error,
-    squared_error,
-)
+from syncpretrain.kernels.backprop import means_and_error, squared_error
 from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner

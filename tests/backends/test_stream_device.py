@@ -18,7 +18,7 @@ from stackcomparisons import alike
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import died, library_threads, notices_of, settings_on
 
-from syncpretrain import pretrain
+from syncpretrain import Stack, pretrain
 from syncpretrain.backends import cublas, cupy_backend
 from syncpretrain.backends import rows as kept_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
@@ -59,6 +59,13 @@ IMAGES = ("1x4x4,conv:3x2,pool:1,conv:2x2,5", {"batch_size": 20, "epochs": 2})
 def small_rings(unexamined, monkeypatch):
     """Let rings be of 4 minibatches in blocks of 2: of 7 in an epoch."""
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 4)
+
+
+def saved(run) -> tuple[Stack, list]:
+    """Return what a run ends with, and its states with how much was done."""
+    states = []
+    run.save = lambda state, *, done, final: states.append((state(), done))
+    return run.run(), states
 
 
 def on_device(bits, variant="rbm", **options):
@@ -297,10 +304,7 @@ class TestResume:
 
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
     def test_states_after_epochs_go_on_there_and_with_numpy(self, bits, late, runtime):
-        states = []
-        run = on_device(bits, delay=0.4, runtime=runtime, epochs=3)
-        run.save = lambda state, *, done, final: states.append((state(), done))
-        whole = run.run()
+        whole, states = saved(on_device(bits, delay=0.4, runtime=runtime, epochs=3))
         assert len(states) >= 3
         for state, done in states:
             assert state.done == done
@@ -320,25 +324,22 @@ class TestResume:
         assert report["parameters_sha256"] == whole["parameters_sha256"]
 
     def test_a_state_of_numpy_goes_on_there(self, bits, late):
-        states = []
         run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
-        run.save = lambda state, *, done, final: states.append(state())
-        whole = run.run()
-        assert max(len(layer.ring) for state in states for layer in state.layers) > 4
-        for state in states:
+        whole, states = saved(run)
+        assert max(len(layer.ring) for state, _ in states for layer in state.layers) > 4
+        for state, _ in states:
             again = on_device(bits, delay=0.4, epochs=3)
             again.resume = state
             alike(again.run(), whole)
 
     def test_longer_rings_are_not_made_beside_the_shorter_ones(self, bits, double, monkeypatch):
         monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
-        states = []
         run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
-        run.save = lambda state, *, done, final: states.append(state())
-        run.run()
+        _, states = saved(run)
         again = on_device(bits, delay=0.4, epochs=3)
         fakecupy.left.clear()
-        again.resume = max(states, key=lambda state: max(len(x.ring) for x in state.layers))
+        longest = max(states, key=lambda saved: max(len(x.ring) for x in saved[0].layers))
+        again.resume = longest[0]
         again.run()
         assert fakecupy.left[0] < bits.nbytes  # before the longer ones are made
 

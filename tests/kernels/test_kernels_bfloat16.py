@@ -6,11 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bfloat16bydefinition import (
-    by_pairs,
-    by_tiles,
-    factors,
-)
+from bfloat16bydefinition import by_pairs, by_tiles, factors
 from compiledproducts import BFLOAT16_FORMS as FORMS
 from compiledproducts import COMPILED, CPU_FLAGS
 from compiledproducts import compiled as compiled_product

@@ -11,13 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 from bfloat16bydefinition import LAYOUTS, laid_out
-from compiledproducts import (
-    COMPILED,
-    CPU_FLAGS,
-    assert_bits,
-    digest,
-    some_factors,
-)
+from compiledproducts import COMPILED, CPU_FLAGS, assert_bits, digest, some_factors
 from compiledproducts import FLOAT32_FORMS as FORMS
 from compiledproducts import compiled as compiled_product
 

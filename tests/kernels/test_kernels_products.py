@@ -28,12 +28,7 @@ from compiledproducts import (
 )
 
 from syncpretrain.kernels import native
-from syncpretrain.kernels.precision import (
-    PRECISIONS,
-    multiply_bfloat16,
-    multiply_float32,
-    rounded,
-)
+from syncpretrain.kernels.precision import PRECISIONS, multiply_bfloat16, multiply_float32, rounded
 from syncpretrain.kernels.program import Program, in_turn
 
 INF, NAN = np.inf, np.nan
