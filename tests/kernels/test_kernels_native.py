@@ -81,7 +81,7 @@ def assert_bits(a, b):
 @compiled
 def test_every_form_is_compared_here():
     # these in test_convolution_native.py, test_sparse.py, test_binary_products.py,
-    # test_kernels_bfloat16.py, test_kernels_float32.py and test_fixed_draws.py
+    # test_kernels_products.py and test_fixed_draws.py
     elsewhere = {"convolve", "convolve_gradient", "convolve_back", "visible_means"}
     elsewhere |= {"sparse_product", "transposed_product", "csr_product", "draw_documents"}
     elsewhere |= {"reconstruct_documents", "binary_product", "multiply_bfloat16"}
