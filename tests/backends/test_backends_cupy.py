@@ -24,6 +24,11 @@ from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.errors import DivergedError, SettingsError
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import squared_error
+from syncpretrain.kernels.contrastive_divergence import (
+    momentum_step,
+    phase_differences,
+    sample_states,
+)
 from syncpretrain.kernels.dispatch import registered
 from syncpretrain.rng import Address, Purpose
 
@@ -244,6 +249,21 @@ class TestStreams:
         np.testing.assert_array_equal(second.tohost(copy), first.tohost(array))
         with second.stream(), pytest.raises(ValueError, match="must be same as the current device"):
             means(array, copy[0], "bernoulli")
+
+    def test_a_step_waits_for_nothing(self, double):
+        v, h = double.asarray(normal(8, 5)), double.asarray(normal(8, 7))
+        da, db, W = double.zeros(5), double.zeros(7), double.zeros((5, 7))
+        rows = double.asarray(np.arange(4))
+        fakecupy.log.clear()
+        double.gather(v, rows, out=double.empty((4, 5)))
+        sample_states(h[:4], db, "bernoulli", ADDRESS, noise=double.empty((4, 7)), out=h[4:])
+        error = squared_error(v[:4], v[4:], out=double.empty((4, 5)))
+        error = error + error
+        phase_differences(v, h, da=da, db=db, examples=4)
+        momentum_step(W, W, W, momentum=0.5, learning_rate=0.1)
+        assert "synchronize" not in [what for _, _, what in fakecupy.log]
+        assert np.isfinite(float(error))
+        assert fakecupy.log[-1][2] == "synchronize"
 
     def test_a_stream_is_lent_again_when_its_user_is_no_more(self, double):
         first = double.stream()
