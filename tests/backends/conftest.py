@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from backends import backend_of
+from backends import BACKENDS, DEVICES, REAL, STAND_INS, backend_of
 
 from syncpretrain.backends.base import Backend
 
@@ -12,3 +12,26 @@ from syncpretrain.backends.base import Backend
 def double(monkeypatch) -> Backend:
     """Return the stand-in for CuPy that works at once."""
     return backend_of("double", monkeypatch)
+
+
+def one_of(names: list[str]):
+    """Return a fixture of these backends."""
+
+    @pytest.fixture(params=names)
+    def made(request, monkeypatch) -> Backend:
+        return backend_of(request.param, monkeypatch)
+
+    return made
+
+
+backend = one_of(BACKENDS[1:])
+device = one_of(DEVICES)
+prompt = one_of(["double", *REAL])  # CuPy, or the stand-in that works at once
+late = one_of(["deferred", *REAL])  # CuPy, or the stand-in that works as late as it may
+stand_in = one_of(STAND_INS)
+
+
+@pytest.fixture
+def unexamined(monkeypatch) -> None:
+    """Leave out the product with which a GPU is tried before it is chosen."""
+    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)

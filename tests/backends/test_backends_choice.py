@@ -25,14 +25,14 @@ from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import FinetuneSettings, read_settings, settings_from
 from syncpretrain.settings.devices import why_not_tuned_on_a_device
 
-LAYERS = (16, 12, 8, 5)
+IMAGES = {"layers": "1x6x6,conv:3x3,pool:2,conv:4x2,5"}
 
 
 class TestChoice:
     """Which backend a run takes, and what is refused on a GPU."""
 
     def wanted(self, **settings):
-        return settings_from((16, 8, 4), **settings)
+        return settings_from(**{"layers": (16, 8, 4)} | settings)
 
     def backend_of(self, **settings):
         return resolve(self.wanted(**settings)).pretrain.backend
@@ -47,16 +47,32 @@ class TestChoice:
         assert resolve_backend("auto") == self.backend_of(finetune=tuned) == "numpy"
 
     @pytest.mark.parametrize(
-        "settings",
+        ("settings", "message"),
         [
-            {"replicas": 2, "split": "units"},
-            {"shards": (1, 2), "split": "units"},
-            {"runtime": "processes"},
+            ({"replicas": 2, "split": "units"}, "with split units, expected examples"),
+            ({"shards": (1, 2), "split": "units"}, "with split units, expected examples"),
+            ({"runtime": "processes"}, "with runtime processes"),
+            (
+                IMAGES | {"handoff": "minibatch", "shards": 2},
+                "with handoff minibatch and minibatches in sh",
+            ),
+            (IMAGES | {"shards": 2, "split": "filters"}, "with split filters, expected examples"),
+            (IMAGES | {"shards": 2, "split": "hybrid"}, "with split hybrid, expected examples"),
+            (
+                {"layers": "1x6x6,conv:4x3,pool:2,conv:4x2/2,5"}
+                | {"finetune": {"objective": "reconstruction", "split": "columns"}},
+                "with fine-tuning split by columns",
+            ),
+            (
+                {"layers": "1x1000x1000,conv:2x50,pool:3,5"},
+                "with the convolution 1x1000x1000 conv .* see 2261002500 numbers of an example",
+            ),
         ],
     )
-    def test_what_only_the_cpu_does(self, double, settings):
+    def test_what_only_the_cpu_does(self, double, settings, message):
         assert self.backend_of(**settings) == "numpy"
-        with pytest.raises(SettingsError, match=r"^backend: got cupy:1 with .*backend numpy"):
+        other = "handoff epoch" if "handoff" in settings else "backend numpy"
+        with pytest.raises(SettingsError, match=f"^backend: got cupy:1 {message}.*{other}"):
             self.wanted(**settings, backend="cupy:1")
 
     def test_examples_that_only_the_cpu_takes(self, double, bits, tmp_path):
@@ -203,38 +219,36 @@ class TestChoice:
         assert workers_of(deep) == 4
         assert workers_of(msgspec.structs.replace(deep, workers=2)) == 2
 
-    def test_a_device_that_fails_does_not_hide_the_error(self, double, bits, monkeypatch):
-        def break_down(learner: Learner, epoch: int, step: int) -> None:
-            monkeypatch.setattr(CupyBackend, "tohost", illegal_address)
-            raise ValueError("the first error")
-
-        def illegal_address(*_):
-            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
-
-        before_steps(monkeypatch, break_down)
-        with pytest.raises(WorkerError, match="the first error") as caught:
-            pretrain(bits, layers=(16, 8), epochs=1, backend="cupy", runtime="serial")
-        assert caught.value.stack is None
-
+    @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
-    @pytest.mark.parametrize("broken", ["asarray", "tohost", "synchronize"])
-    def test_a_device_where_all_fails_after_an_error_does_not_hide_it(
-        self, double, bits, monkeypatch, runtime, broken
+    @pytest.mark.parametrize(
+        "broken",
+        [
+            *[(CupyBackend, "asarray"), (CupyBackend, "tohost")],
+            *[(fakecupy.Stream, "synchronize"), (fakecupy.DefaultPool, "free_all_blocks")],
+        ],
+        ids=lambda broken: broken[1],
+    )
+    def test_a_device_that_fails_after_an_error_does_not_hide_it(
+        self, double, bits, monkeypatch, runtime, broken, handoff
     ):
         def illegal_address(*_, **__):
             raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
 
+        failing = {"epoch": 2, "minibatch": 1}[handoff]  # before blocks are recorded
+
         def break_down(learner: Learner, epoch: int, step: int) -> None:
-            if learner.layer == 1 and epoch == 2:
-                if broken == "synchronize":
-                    monkeypatch.setattr(fakecupy.Stream, "synchronize", illegal_address)
-                else:
-                    monkeypatch.setattr(CupyBackend, broken, illegal_address)
+            if learner.layer == 1 and epoch == failing:
+                monkeypatch.setattr(*broken, illegal_address)
                 raise ValueError("the first error")
 
         before_steps(monkeypatch, break_down)
-        with pytest.raises(WorkerError, match=r"layer 1 failed in epoch 2: .*the first error"):
-            pretrain(bits, layers=(16, 8), epochs=2, backend="cupy", runtime=runtime)
+        own = {"layers": (16, 8), "epochs": 2, "handoff": handoff, "runtime": runtime}
+        with pytest.raises(
+            WorkerError, match=f"layer 1 failed in epoch {failing}: .*first err"
+        ) as end:
+            pretrain(bits, **own, backend="cupy")
+        assert (end.value.stack is None) == (broken[1] == "tohost")
 
     @pytest.mark.parametrize(
         ("options", "message"),

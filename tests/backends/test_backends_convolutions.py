@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from inspect import unwrap
 
-import fakecuda
-import fakecupy
 import numpy as np
 import pytest
-from backends import BACKENDS, backend_of
+from backends import errors_of
 from convolutioncases import SHAPES
+from devicearrays import framed, in_both_orders, normal, same_bits, unframed
 from devicedraws import draw_as_on_a_device
 from onelayer import layer_settings
 from stackcomparisons import alike
-from trialruns import stopped_after
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.cuda_source import cuda_source
-from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.convolution import (
     block_means,
     block_sums,
@@ -32,8 +29,7 @@ from syncpretrain.kernels.convolution import (
     visible_means,
 )
 from syncpretrain.learners.convolution import convolutional_rbm
-from syncpretrain.pretraining.driver import Pretraining
-from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
 BLOCKS = ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="prob")
@@ -58,11 +54,6 @@ TUNING = {
 }
 
 
-@pytest.fixture(params=BACKENDS[1:])
-def device(request, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def images() -> np.ndarray:
     rng = np.random.default_rng(7)
@@ -70,24 +61,6 @@ def images() -> np.ndarray:
     angles = rng.uniform(0, np.pi, (75, 1, 1))
     bars = np.exp(-np.square(x * np.cos(angles) + y * np.sin(angles)))
     return np.clip(bars + rng.normal(0, 0.05, bars.shape), 0, 1).astype("f4").reshape(75, 36)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def framed(device, host):
-    """Return an array whose rows lie in longer ones of 7, and these."""
-    frame = np.full((len(host), host.shape[1] + 5), 7, dtype=np.float32)
-    frame[:, 2:-3] = host
-    frame = device.asarray(frame)
-    return frame[:, 2:-3], frame
-
-
-def unframed(device, frame):
-    host = device.tohost(frame)
-    assert (host[:, :2] == 7).all() and (host[:, -3:] == 7).all()
-    return host[:, 2:-3]
 
 
 def near(actual, expected):
@@ -166,7 +139,6 @@ class TestForms:
         last = slice(shape.channels - 1, shape.channels)
         for part, wanted in ((last, back), (slice(None), whole[1])):
             convolve_back(delta, on_device[3], on_device[1], wanted, none, shape, part)
-        is_own = np.zeros(shape.visible, dtype=np.float32)
         lasting = np.arange(shape.channels) == shape.channels - 1
         pixels = shape.height * shape.width
         is_own = np.repeat(lasting, pixels) if shape.channels_first else np.tile(lasting, pixels)
@@ -242,15 +214,13 @@ class TestForms:
             convolve(*given[:2], given[2][:2], *given[3:], given[0], shape, "relu")
 
     def test_the_order_of_threads_changes_no_bit(self, double):
-        library, results = fakecuda.compiled(cuda_source()), []
-        for backwards in (0, 1):
-            library.shim_set_backwards(backwards)
+
+        def gradients():
             rbm = learner(double)
             rbm.gradient(double.asarray(examples(8)), np.arange(8), epoch=1, step=0)
-            results.append([double.tohost(gradient) for gradient in rbm.gradients])
-        library.shim_set_backwards(0)
-        for one, other in zip(*results, strict=True):
-            np.testing.assert_array_equal(one, other)
+            return [double.tohost(gradient) for gradient in rbm.gradients]
+
+        same_bits(*in_both_orders(cuda_source(), gradients))
 
 
 def examples(count: int) -> np.ndarray:
@@ -292,15 +262,7 @@ class TestTraining:
             for name in events
         }
         alike(stacks["cupy"], stacks["numpy"])
-        errors = {
-            name: sorted(
-                (event.layer, event.epoch, event.train_error, event.validation_error)
-                for event in some
-                if hasattr(event, "validation_error")
-            )
-            for name, some in events.items()
-        }
-        assert errors["numpy"]
+        errors = {name: errors_of(some) for name, some in events.items()}
         np.testing.assert_allclose(errors["cupy"], errors["numpy"], rtol=1e-4)
         assert stacks["cupy"].info["pretrain"]["backend"] == "cupy"
 
@@ -311,14 +273,6 @@ class TestTraining:
             for name, runtime in places
         }
         assert len(sums) == 1
-
-    def test_a_stopped_run_goes_on_to_the_same_bits(self, double, images):
-        wanted = BASE | MODELS["persistent"] | {"backend": "cupy"}
-        settings = settings_from(wanted.pop("layers"), **wanted).pretrain
-        whole = Pretraining(settings, images).run()
-        state, _ = stopped_after(3, settings, images)
-        resumed = Pretraining(settings, images, resume=state).run()
-        assert resumed.parameters_sha256 == whole.parameters_sha256
 
     @pytest.mark.parametrize("tuning", TUNING)
     @pytest.mark.parametrize("supervised", [False, True])
@@ -334,38 +288,3 @@ class TestTraining:
         curves = tuned.history.finetune, oracle.history.finetune
         for name in ("train", "validation"):
             np.testing.assert_allclose(*(getattr(each, name) for each in curves), rtol=1e-4)
-
-    @pytest.mark.parametrize("kind", ["rbm", "probabilistic", "denoising"])
-    def test_no_step_waits(self, double, images, kind):
-        counts = []
-        for size in (30, 10):
-            fakecupy.log.clear()
-            settings = BASE | {"epochs": 1} | MODELS[kind] | {"batch_size": size}
-            stack = pretrain(images[:60], **settings, backend="cupy")
-            y = np.arange(60) % 2 if kind == "rbm" else None
-            finetune(stack, images[:60], y, epochs=1, batch_size=size, backend="cupy")
-            counts.append(sum(what == "synchronize" for _, _, what in fakecupy.log))
-        assert counts[0] == counts[1]
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("settings", "message"),
-        [
-            ({"handoff": "minibatch", "shards": 2}, "with handoff minibatch and minibatches in sh"),
-            ({"shards": 2, "split": "filters"}, "with split filters, expected examples"),
-            ({"runtime": "processes"}, "with runtime processes"),
-            (
-                {"finetune": {"objective": "reconstruction", "split": "columns"}}
-                | {"layers": MODELS["groups"]["layers"]},
-                "with fine-tuning split by columns",
-            ),
-            (
-                {"layers": "1x1000x1000,conv:2x50,pool:3,5"},
-                "with the convolution 1x1000x1000 conv .* see 2261002500 numbers of an example",
-            ),
-        ],
-    )
-    def test_what_only_the_cpu_does(self, settings, message):
-        with pytest.raises(SettingsError, match=f"^backend: got cupy {message}"):
-            settings_from(**({"layers": LAYERS} | settings), backend="cupy")

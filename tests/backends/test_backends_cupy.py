@@ -13,8 +13,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import backend_of
-from devicedraws import draw_as_on_a_device
-from unitkinds import KINDS, RBM_UNITS
+from devicearrays import normal
 
 from syncpretrain import pretrain
 from syncpretrain.backends import cupy_backend
@@ -23,7 +22,7 @@ from syncpretrain.backends.cuda_kernels import kernels_of
 from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.errors import DivergedError, SettingsError
-from syncpretrain.kernels.activations import means, times_derivative
+from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.contrastive_divergence import (
     momentum_step,
@@ -43,10 +42,6 @@ def cupy(monkeypatch):
         pytest.skip("no g++ here to compile the kernels' source for the CPU")
     monkeypatch.delenv(USUAL_BACKEND, raising=False)
     return fakecupy.install(monkeypatch)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 def without_gpu(cupy, monkeypatch, status: int, driver: int) -> None:
@@ -355,34 +350,12 @@ class TestStrictness:
 
     def test_the_equations_have_their_forms(self, double):
         assert registered(double.array_type).keys() == {
-            "multiply",
-            "multiply_bfloat16",
-            "multiply_tf32",
-            "means",
-            "times_derivative",
-            "sample_states",
-            "phase_differences",
-            "means_and_differences",
-            "squared_error",
-            "means_and_error",
-            "output_delta",
-            "derivative_and_sums",
-            "count_errors",
-            "momentum_step",
-            "momentum_steps",
-            "tree_steps",
-            "sum_in_order",
-            "shrink",
-            "sgd_step",
-            "adam_step",
-            "convolve",
-            "convolve_gradient",
-            "convolve_back",
-            "convolve_at",
-            "visible_means",
-            "sum_channels",
-            "block_means",
-            "draw_blocks",
+            *("multiply", "multiply_bfloat16", "multiply_tf32", "means", "times_derivative"),
+            *("sample_states", "phase_differences", "means_and_differences", "squared_error"),
+            *("means_and_error", "output_delta", "derivative_and_sums", "count_errors"),
+            *("momentum_step", "momentum_steps", "tree_steps", "sum_in_order", "shrink"),
+            *("sgd_step", "adam_step", "convolve", "convolve_gradient", "convolve_back"),
+            *("convolve_at", "visible_means", "sum_channels", "block_means", "draw_blocks"),
             "block_sums",
         }
 
@@ -397,94 +370,7 @@ class TestStrictness:
 
 
 class TestSource:
-    """Arrays within larger ones: what lies between their rows stays as it is."""
-
-    @pytest.fixture(params=[False, True], ids=["forwards", "backwards"])
-    def order(self, request, double):
-        library = fakecuda.compiled(SOURCE)
-        library.shim_set_backwards(int(request.param))
-        yield
-        library.shim_set_backwards(0)
-
-    def framed(self, double, host):
-        """Return an array in the middle of a larger one of 7, and that one."""
-        frame = double.asarray(np.full((host.shape[0] + 2, host.shape[1] + 5), 7, np.float32))
-        inner = frame[1:-1, 2:-3]
-        inner[...] = double.asarray(host)
-        return inner, frame
-
-    def unframed(self, double, frame):
-        host = double.tohost(frame)
-        outside = np.ones(host.shape, dtype=bool)
-        outside[1:-1, 2:-3] = False
-        np.testing.assert_array_equal(host[outside], 7)
-        return host[1:-1, 2:-3]
-
-    @pytest.mark.parametrize("units", KINDS)
-    def test_means(self, double, order, units):
-        x, bias = normal(6, 333), normal(333)
-        inner, frame = self.framed(double, x)
-        means(inner, double.asarray(bias), units)
-        expected = means.__wrapped__(x, bias, units)
-        np.testing.assert_allclose(self.unframed(double, frame), expected, rtol=2e-6, atol=1e-7)
-
-    @pytest.mark.parametrize("units", RBM_UNITS)
-    def test_states(self, double, order, units, monkeypatch):
-        draw_as_on_a_device(monkeypatch)
-        x, bias = normal(6, 33), normal(33)
-        (inner, frame), (noise, noise_frame), (out, out_frame) = (
-            self.framed(double, x) for _ in range(3)
-        )
-        sample_states(inner, double.asarray(bias), units, ADDRESS, noise=noise, out=out)
-        expected = np.empty_like(x)
-        sample_states.__wrapped__(x, bias, units, ADDRESS, noise=np.empty_like(x), out=expected)
-        np.testing.assert_allclose(self.unframed(double, frame), x, rtol=2e-6, atol=1e-7)
-        np.testing.assert_allclose(self.unframed(double, out_frame), expected, rtol=2e-6, atol=1e-6)
-        self.unframed(double, noise_frame)
-
-    def test_errors_and_derivatives(self, double, order):
-        x, y = normal(70, 330), normal(70, 330, seed=1)
-        (a, a_frame), (b, b_frame), (out, out_frame) = (
-            self.framed(double, host) for host in (x, y, x)
-        )
-        error = float(squared_error(a, b, out=out))
-        assert error == pytest.approx(np.square((y - x).astype(float)).sum(), rel=1e-6)
-        np.testing.assert_array_equal(self.unframed(double, out_frame), y - x)
-        times_derivative(a, b, "bernoulli")
-        times_derivative.__wrapped__(x, y.copy(), "bernoulli")
-        np.testing.assert_array_equal(self.unframed(double, a_frame), x)
-        np.testing.assert_array_equal(self.unframed(double, b_frame), y)
-
-    def test_phase_differences(self, double, order):
-        v, h = normal(10, 40), normal(10, 65)
-        (inner_v, v_frame), (inner_h, h_frame) = self.framed(double, v), self.framed(double, h)
-        da, db = double.zeros(40), double.zeros(65)
-        phase_differences(inner_v, inner_h, da=da, db=db, examples=5)
-        expected = np.empty(40, np.float32), np.empty(65, np.float32)
-        phase_differences.__wrapped__(v, h, da=expected[0], db=expected[1], examples=5)
-        np.testing.assert_allclose(self.unframed(double, v_frame), v, rtol=1e-6)
-        np.testing.assert_array_equal(self.unframed(double, h_frame), h)
-        for actual, wanted in zip((da, db), expected, strict=True):
-            np.testing.assert_allclose(double.tohost(actual), wanted, rtol=1e-5, atol=1e-6)
-
-    def test_steps(self, double, order):
-        hosts = [normal(9, 12, seed=seed) for seed in range(3)]
-        (p, p_frame), (g, g_frame), (v, v_frame) = (self.framed(double, host) for host in hosts)
-        options = {"momentum": 0.5, "learning_rate": 0.3, "weight_decay": 0.1}
-        momentum_step(p, g, v, **options)
-        gradient = hosts[1].copy()
-        momentum_step.__wrapped__(*hosts, **options)
-        for frame, host in ((p_frame, hosts[0]), (g_frame, gradient), (v_frame, hosts[2])):
-            np.testing.assert_array_equal(self.unframed(double, frame), host)
-
-    def test_rows_and_draws(self, double, order):
-        X, frame = self.framed(double, normal(9, 11))
-        out, out_frame = self.framed(double, normal(4, 11))
-        double.gather(X, np.array([8, 0, 99, -5]), out=out)  # clipped, as NumPy does
-        np.testing.assert_array_equal(self.unframed(double, out_frame), normal(9, 11)[[8, 0, 8, 0]])
-        double.generator(ADDRESS).random(out=X, dtype=np.float32)
-        expected = ADDRESS.generator().random((9, 11), dtype=np.float32)
-        np.testing.assert_array_equal(self.unframed(double, frame), expected)
+    """Launches of other sizes than usual; what kernels do to arrays is in test_backends.py."""
 
     def test_more_elements_than_threads(self, double, monkeypatch):
         monkeypatch.setattr("syncpretrain.backends.cuda_source.MOST_BLOCKS", 2)

@@ -15,7 +15,8 @@ import fakecuda
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of
+from backends import backend_of, with_tensor_cores
+from devicearrays import framed, in_both_orders, normal, relative, same_bits, unframed
 from onelayer import layer_settings
 from trialruns import notices_of
 
@@ -31,7 +32,7 @@ from syncpretrain.backends.cuda_fused import (
     tiles_of,
 )
 from syncpretrain.backends.cuda_source import CudaSource, cuda_source
-from syncpretrain.kernels.precision import PRECISIONS, rounded_tf32
+from syncpretrain.kernels.precision import PRECISIONS
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import (
     ByUnits,
@@ -53,35 +54,16 @@ LAYERS = (16, 12, 8)
 
 @pytest.fixture(params=["double", "deferred", "cupy"])
 def backend(request, monkeypatch):
-    """A device with tensor cores: of the stand-in, or a GPU."""
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    found = backend_of(request.param, monkeypatch)
-    if int(found.xp.cuda.Device().compute_capability) < cuda_fused.LEAST_CAPABILITY:
-        pytest.skip("no tensor cores for TF32 here")
-    return found
+    return with_tensor_cores(request.param, monkeypatch)
 
 
 @pytest.fixture
 def double(monkeypatch):
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    return backend_of("double", monkeypatch)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return with_tensor_cores("double", monkeypatch)
 
 
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
-
-
-def relative(actual, expected) -> float:
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
-
-
-def launch(backend, name, tiles, *args) -> None:
-    source = CudaSource(backend.xp, FUSED_FILES)
-    source.launch(name, (tiles,), (PRODUCT_THREADS,), *args, shared=PRODUCT_MEMORY)
 
 
 def without_others(source: str, name: str) -> str:
@@ -89,13 +71,6 @@ def without_others(source: str, name: str) -> str:
     bounds = r"(?:__launch_bounds__\([^)]*\) )?"
     others = rf'^extern "C" __global__ void (?!{bounds}{name}\(){bounds}\w+\(.*?^}}$'
     return re.sub(others, "", source, flags=re.MULTILINE | re.DOTALL)
-
-
-def with_whole_sums(source: str) -> str:
-    """Return a source that leaves float32's sums to tensor cores, however long they are."""
-    right = "multiply_add(of_few, a_high[k / 4], b_high[k % 4]);"
-    assert source.count(right) == source.count("if (!HAS_LOW) {") == 1
-    return source.replace("if (!HAS_LOW) {", "if (true) {")
 
 
 def truncated(before: float, terms: list[float]) -> float:
@@ -126,15 +101,17 @@ def reconstructed(backend, h, W, source=None, precision="float32"):
     return tuple(map(backend.tohost, (out, sums, errors)))
 
 
-def drawn(backend, v, rows, W, b, now=None):
-    """Return means and states of hidden units, with the words of ``now`` added."""
+def drawn(backend, v, rows, W, b):
+    """Return means and states of hidden units."""
     n, (visible, hidden) = len(rows), W.shape
     X, numbers, weight, bias = map(backend.asarray, (v, rows, W, b))
     means, states = backend.empty((n, hidden)), backend.empty((n, hidden))
     words = [np.uint64(word) for word in (*ADDRESS.key, *ADDRESS.counter)]
     of_x, out = (X, visible, len(v) - 1, numbers), (means, hidden, states, hidden)
-    args = (*of_x, weight, hidden, bias, *out, n, visible, hidden, *words, now)
-    launch(backend, "draw_hidden", tiles_of(n, hidden), *args)
+    args = (*of_x, weight, hidden, bias, *out, n, visible, hidden, *words, None)
+    shape = (tiles_of(n, hidden),), (PRODUCT_THREADS,)
+    module = CudaSource(backend.xp, FUSED_FILES)
+    module.launch("draw_hidden", *shape, *args, shared=PRODUCT_MEMORY)
     return backend.tohost(means), backend.tohost(states)
 
 
@@ -176,15 +153,12 @@ class TestProducts:
         expected = h.astype(np.float64) @ W.T
         assert relative(reconstructed(backend, h, W)[0], expected) < 4e-7
 
-    def test_the_stand_in_tells_sums_that_tensor_cores_take_whole(self, double):
-        h, W = np.abs(normal(5, 1600)), np.abs(normal(4, 1600, seed=1))
-        out, _, _ = reconstructed(double, h, W, with_whole_sums(SOURCE))
-        assert 1e-6 < relative(out, h.astype(np.float64) @ W.T) < 1e-5
-
+    @pytest.mark.parametrize("precision", PRECISIONS)
     @pytest.mark.parametrize(("n", "visible", "hidden"), SIZES)
-    def test_down_against_float64(self, backend, n, visible, hidden):
+    def test_down_against_float64(self, backend, n, visible, hidden, precision):
         h, W = normal(n, hidden), normal(visible, hidden, seed=1)
-        out, sums, errors = reconstructed(backend, h, W)
+        out, sums, errors = reconstructed(backend, h, W, precision=precision)
+        h, W = map(PRECISIONS[precision].rounds, (h, W))
         expected = h.astype(np.float64) @ W.T
         assert relative(out, expected) < 4e-7
         assert relative(sums.sum(axis=0), -expected.sum(axis=0)) < 1e-5
@@ -201,15 +175,6 @@ class TestProducts:
         np.testing.assert_array_equal(states, draws < means)
 
     @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-    @pytest.mark.parametrize(("n", "visible", "hidden"), SIZES)
-    def test_rounded_factors_against_float64(self, backend, n, visible, hidden, precision):
-        h, W = normal(n, hidden), normal(visible, hidden, seed=1)
-        out, _, _ = reconstructed(backend, h, W, precision=precision)
-        h, W = map(PRECISIONS[precision].rounds, (h, W))
-        expected = h.astype(np.float64) @ W.T
-        assert relative(out, expected) < 4e-7
-
-    @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
     def test_rounded_factors_have_their_bits(self, backend, precision):
         """Ties, numbers that are next to some, and the largest."""
         halves = np.arange(0x3F7F0000, 0x3F830000, 0x800, dtype=np.uint32)
@@ -220,15 +185,6 @@ class TestProducts:
         out, _, _ = reconstructed(backend, x, np.ones((1, 1), np.float32), precision=precision)
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(out, PRECISIONS[precision].rounds(x))
-
-    def test_tf32_is_one_product_of_factors_rounded_to_nearest(self, backend):
-        """Not of cut ones, and not three."""
-        h, W = normal(70, 100), normal(44, 100, seed=1)
-        out, _, _ = reconstructed(backend, h, W, precision="tf32")
-        exact = h.astype(np.float64) @ W.T
-        nearest = rounded_tf32(h).astype(np.float64) @ rounded_tf32(W).T
-        assert 1e-5 < relative(out, exact) < 2.0**-11
-        assert relative(out, nearest) < 1e-2 * relative(out, exact)
 
     @pytest.mark.parametrize("precision", PRECISIONS)
     @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F800000, 0xFF800000])
@@ -243,18 +199,7 @@ class TestProducts:
     def test_a_row_number_outside_is_that_of_the_nearest(self, double):
         v, W, b = normal(5, 7), normal(7, 6, seed=1), normal(6, seed=2)
         found = drawn(double, v, np.array([-2, 9, 2]), W, b)
-        for ours, right in zip(found, drawn(double, v, np.array([0, 4, 2]), W, b), strict=True):
-            np.testing.assert_array_equal(ours, right)
-
-    def test_a_recorded_graph_draws_elsewhere_from_other_rows(self, backend):
-        (v, other), W, b = normal(2, 8, 7), normal(7, 6, seed=1), normal(6, seed=2)
-        rows, elsewhere = np.arange(8), backend.asarray(other)
-        words = np.array([4, 5, elsewhere.data.ptr], dtype=np.uint64)
-        means, states = drawn(backend, v, rows, W, b, backend.asarray(words))
-        np.testing.assert_allclose(means, sigmoid(other.astype("f8") @ W + b), atol=1e-6)
-        address = ADDRESS._replace(step=ADDRESS.step + 4, epoch=ADDRESS.epoch + 5)
-        draws = address.generator().random((8, 6), dtype=np.float32)
-        np.testing.assert_array_equal(states, draws < means)
+        same_bits(found, drawn(double, v, np.array([0, 4, 2]), W, b))
 
     @pytest.mark.parametrize(
         ("right", "wrong"),
@@ -385,8 +330,7 @@ class TestSteps:
             error = step(data, rows, [words], Pace(0.5, 0.1, 0.01, 0))
             step._source.record(None)
             found.append([backend.tohost(x) for x in (*learner.parameters, error)])
-        for ours, theirs in zip(*found, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(*found)
 
     def test_the_hidden_means_are_those_of_the_data(self, backend):
         learner, X = rbm(16, 12, backend=backend), normal(30, 16)
@@ -396,17 +340,6 @@ class TestSteps:
             step.train_step(backend.asarray(X), np.arange(5, 25), epoch=1, step=0)
             assert step.hand_up(out)
             np.testing.assert_allclose(backend.tohost(out), sigmoid(X[5:25] @ W + b), atol=1e-6)
-
-    @pytest.mark.parametrize("precision", PRECISIONS)
-    def test_states_are_numpys_draws_of_the_means(self, backend, precision):
-        learner, X = rbm(16, 12, backend=backend, precision=precision), normal(30, 16)
-        step = step_for(learner, 1, "examples")
-        with learner.stream:
-            step.train_step(backend.asarray(X), np.arange(5, 25), epoch=4, step=6)
-            _, means, states, _, _ = map(backend.tohost, learner.buffers)
-        address = Address(3, Purpose.HIDDEN, 2, 4, 6)
-        draws = address.generator().random((20, 12), dtype=np.float32)
-        np.testing.assert_array_equal(states, draws < means[:20])
 
     def test_a_step_goes_on_from_its_state_to_the_same_bits(self, backend, bits):
         learners = [rbm(16, 12, backend=backend) for _ in range(2)]
@@ -426,8 +359,7 @@ class TestSteps:
             learners[1].stream.synchronize()
         train(one, range(3, 5))
         train(other, range(3, 5))
-        for ours, theirs in zip(learners[0].parameters, learners[1].parameters, strict=True):
-            np.testing.assert_array_equal(backend.tohost(ours), backend.tohost(theirs))
+        same_bits(*(map(backend.tohost, learner.parameters) for learner in learners))
 
     def test_rows_of_another_kind_are_gathered_before(self, double, bits):
         fused, other = (rbm(16, 12, backend=double) for _ in range(2))
@@ -460,22 +392,14 @@ class TestSteps:
 class TestLayout:
     """Arrays within larger ones, and the order of threads."""
 
-    def framed(self, backend, host, right):
-        frame = np.full((host.shape[0] + 2, 4 + host.shape[1] + right), 7, np.float32)
-        frame[1:-1, 4 : 4 + host.shape[1]] = host
-        frame = backend.asarray(frame)
-        return frame[1:-1, 4 : 4 + host.shape[1]], frame
-
     def stepped(self, backend, right) -> list[np.ndarray]:
         """Return the parameters, velocities and the error after a step, nothing else changed."""
         n, visible, hidden = 70, 40, 36
         shapes = [(visible, hidden)] * 2 + [(2 * n, visible), (2 * n, hidden), (n, hidden)]
-        framed = [
-            self.framed(backend, 0.3 * normal(*shape, seed=i), right)
-            for i, shape in enumerate(shapes)
-        ]
-        data, frame = self.framed(backend, normal(90, visible, seed=9), right)
-        W, dW, *room = (inner for inner, _ in framed)
+        hosts = [0.3 * normal(*shape, seed=i) for i, shape in enumerate(shapes)]
+        hosts.append(normal(90, visible, seed=9))
+        inner, frames = zip(*(framed(backend, host, 4, right) for host in hosts), strict=True)
+        W, dW, *room, data = inner
         a, b, da, db = (backend.asarray(normal(units)) for units in (visible, hidden) * 2)
         arrays = FusedArrays((W, a, b), (dW, da, db), *room, "bernoulli", "bernoulli")
         assert CudaFused.supports(backend.xp, arrays)
@@ -483,28 +407,17 @@ class TestLayout:
         rows = backend.asarray(np.random.default_rng(8).permutation(90)[:n])
         draws = [(*ADDRESS.key, *ADDRESS.counter), (*ADDRESS.key, 0, 9, 8, 7)]
         error = step(data, rows, draws, Pace(0.5, 0.1, 0.2, 0))
-        for inner, outer in [*framed, (data, frame)]:
-            host = backend.tohost(outer)
-            host[1:-1, 4 : 4 + inner.shape[1]] = 7
-            np.testing.assert_array_equal(host, 7)
+        for frame in frames:
+            unframed(backend, frame, 4, right)
         return [backend.tohost(x) for x in (W, a, b, dW, da, db, error)]
 
     @pytest.mark.parametrize("right", [4, 3])
     def test_what_lies_between_rows_stays_as_it_is(self, backend, right):
         """With 4 numbers more every row begins at a multiple of 16 bytes, with 3 it does not."""
-        for ours, theirs in zip(
-            self.stepped(backend, right), self.stepped(backend, 0), strict=True
-        ):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(self.stepped(backend, right), self.stepped(backend, 0))
 
     def test_the_order_of_threads_makes_no_difference(self, double):
-        library, found = fakecuda.compiled(SOURCE), []
-        for backwards in (0, 1):
-            library.shim_set_backwards(backwards)
-            found.append(self.stepped(double, 3))
-        library.shim_set_backwards(0)
-        for forwards, backwards in zip(*found, strict=True):
-            np.testing.assert_array_equal(forwards, backwards)
+        same_bits(*in_both_orders(SOURCE, lambda: self.stepped(double, 3)))
 
 
 class TestTraining:
@@ -595,80 +508,3 @@ class TestChoice:
         assert type(step_for(rbm(6, 4, backend=double), 1, "examples")) is WholeStep
         assert isinstance(step_for(rbm(6, 4), 1, "examples"), ByUnits)
         assert Backend().fused_step(None) is None
-
-    def notices(self, bits, **settings) -> list[str]:
-        events, own = [], {"layers": (16, 8), "epochs": 1, "backend": "cupy"}
-        pretrain(bits, **own, **settings, observers=[events.append])
-        return [message for message in notices_of(events) if "GPU" in message]
-
-    def test_whole_steps_that_cannot_run_are_told_and_left_out(self, double, monkeypatch, bits):
-        real = fakecupy.RawKernel.__call__
-
-        def launch(self, *given, **options):
-            if self._name in WHOLE:
-                raise fakecupy.CompileException("no such instruction")
-            real(self, *given, **options)
-
-        monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)
-        (notice,) = self.notices(bits)
-        assert (
-            notice == "GPU 0 makes its steps in parts, since whole ones fail: no such instruction"
-        )
-
-    @pytest.mark.parametrize("name", ["weight", "state", "error"])
-    def test_whole_steps_that_are_wrong_are_told_and_left_out(
-        self, double, monkeypatch, bits, name
-    ):
-        real = CudaFused.__call__
-
-        def wrong(self, X, *given):
-            error = real(self, X, *given)
-            arrays = {"weight": self._arrays.parameters[0], "state": self._arrays.states}
-            array = arrays.get(name, error)
-            at = (0,) * array.ndim
-            array[at] = 1 - array[at] if name == "state" else array[at] * 1.01 + 0.1
-            return error
-
-        monkeypatch.setattr(CudaFused, "__call__", wrong)
-        (notice,) = self.notices(bits)
-        assert notice.startswith("GPU 0 makes its steps in parts, since whole ones are off by ")
-
-    @pytest.mark.parametrize(
-        ("precision", "right", "wrong"),
-        [
-            ("tf32", "*high = nearest_tf32(x);", "*high = __float_as_uint(x);"),
-            ("bfloat16", "*high = bfloat16_of(x);", "*high = __float_as_uint(x) & 0xffff0000;"),
-            ("bfloat16", "*high = bfloat16_of(x);", "*high = nearest_tf32(x);"),
-        ],
-    )
-    def test_the_trial_tells_factors_that_are_rounded_otherwise(
-        self, double, monkeypatch, bits, precision, right, wrong
-    ):
-        assert self.notices(bits, precision=precision) == []
-        code = cuda_source(FUSED_FILES, precision)
-        assert code.count(right) == 1
-        self.check_trial(monkeypatch, bits, code.replace(right, wrong), precision)
-
-    def test_the_trial_tells_sums_that_tensor_cores_take_whole(self, double, monkeypatch, bits):
-        assert self.notices(bits) == []
-        self.check_trial(monkeypatch, bits, with_whole_sums(SOURCE), "float32")
-
-    def check_trial(self, monkeypatch, bits, code, precision) -> None:
-        """Check that whole steps of a source are left out, since they are wrong."""
-        double = backend_of("double", monkeypatch)
-
-        def source(*given):
-            found = CudaSource(*given)
-            found._module = double.xp.RawModule(code=code, options=("--fmad=false",))
-            return found
-
-        monkeypatch.setattr(cuda_fused, "_source", source)
-        (notice,) = self.notices(bits, precision=precision)
-        assert notice.startswith("GPU 0 makes its steps in parts, since whole ones are off by ")
-
-    def test_no_notice_where_all_is_well_or_nothing_is_expected(self, double, monkeypatch, bits):
-        assert self.notices(bits) == []
-        monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
-        monkeypatch.setattr(cuda_fused, "_difference", None)  # nothing is tried
-        double = backend_of("double", monkeypatch)
-        assert cuda_fused.why_not_fused(double.xp, 0) is None

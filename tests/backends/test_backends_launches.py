@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import fakecuda
 import fakecupy
 import numpy as np
 import pytest
 from backends import backend_of
+from devicearrays import in_both_orders, normal, same_bits
 from minibatches import train
 from onelayer import layer_settings
 
@@ -17,13 +17,8 @@ from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
-from syncpretrain.kernels.activations import means, times_derivative
-from syncpretrain.kernels.backprop import (
-    derivative_and_sums,
-    means_and_error,
-    output_delta,
-    squared_error,
-)
+from syncpretrain.kernels.activations import means
+from syncpretrain.kernels.backprop import means_and_error, squared_error
 from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
@@ -42,22 +37,6 @@ RBM_STEP = [
     *("gather_rows", "sgemm", "draw_bernoulli", "sgemm", "means_and_error", "sgemm"),
     *("means_and_differences", "sgemm", "momentum_steps"),
 ]
-
-
-@pytest.fixture
-def backwards(double):
-    """The threads and blocks of a launch in the other order."""
-    library = fakecuda.compiled(cuda_source())
-
-    def turn(value: bool) -> None:
-        library.shim_set_backwards(int(value))
-
-    yield turn
-    turn(False)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
 def rbm(**settings) -> RBM:
@@ -174,10 +153,11 @@ class TestFlatParameters:
                 device.gradients[i][...] = double.asarray(gradient)
             host.update(epoch=1)
             device.update(epoch=1)
-        pairs = [*zip(device.parameters, host.parameters, strict=True)]
-        pairs += zip(device.velocities().values(), host.velocities().values(), strict=True)
-        for ours, theirs in pairs:
-            np.testing.assert_array_equal(double.tohost(ours), theirs)
+        for of in (
+            lambda learner: learner.parameters,
+            lambda learner: learner.velocities().values(),
+        ):
+            same_bits(map(double.tohost, of(device)), of(host))
 
     def test_what_lies_between_the_arrays_stays_0(self, double):
         learner = self.trained(double, autoencoder(tied=False))
@@ -244,8 +224,7 @@ class TestJoined:
             else:
                 error = squared_error(target, means(own, bias, units), out=out)
             found.append([double.tohost(array) for array in (own, out, error)])
-        for ours, theirs in zip(*found, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(*found)
 
     @pytest.mark.parametrize("units", UNITS)
     def test_means_and_phase_differences(self, double, units):
@@ -260,51 +239,23 @@ class TestJoined:
                 means(arrays[1][7:], bias, units)
                 phase_differences(*arrays, **sums, examples=7)
             found.append([double.tohost(array) for array in (*arrays, *sums.values())])
-        for ours, theirs in zip(*found, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(*found)
 
     def test_other_units_and_exclusive_ones_take_several_launches(self, double):
         y, x, out = double.asarray(normal(6, 5)), double.zeros((6, 5)), double.zeros((6, 5))
         names = launched(lambda: means_and_error(y, double.zeros(5), "softmax", x, out=out))
         assert names == ["softmax_means", "squared_error"]
 
-    def test_rows_within_larger_arrays(self, double, backwards):
-        """What lies between rows stays as it is, in both orders of the threads."""
-        x, y = normal(70, 330), normal(70, 330, seed=1)
-        for order in (False, True):
-            backwards(order)
-            frames = [double.asarray(np.full((72, 340), 7, np.float32)) for _ in range(3)]
-            inner = [frame[1:-1, 3:-7] for frame in frames]
-            for own, host in zip(inner, (x, y, x), strict=True):
-                own[...] = double.asarray(host)
-            sums = double.zeros(330)
-            output_delta(*inner[:2], "tanh", out=inner[2], sums=sums)
-            expected = (y - x) * np.float32(2 / 70) * (1 - y * y)
-            np.testing.assert_array_equal(double.tohost(inner[2]), expected)
-            np.testing.assert_allclose(
-                double.tohost(sums), expected.sum(axis=0), rtol=1e-5, atol=1e-6
-            )
-            derivative_and_sums(inner[0], inner[1], "bernoulli", sums=sums)
-            delta = x.copy()
-            times_derivative.__wrapped__(delta, y.copy(), "bernoulli")
-            np.testing.assert_array_equal(double.tohost(inner[0]), delta)
-            np.testing.assert_allclose(double.tohost(sums), delta.sum(axis=0), rtol=1e-5, atol=1e-4)
-            for frame in frames:
-                outside = double.tohost(frame)
-                outside[1:-1, 3:-7] = 7
-                np.testing.assert_array_equal(outside, 7)
-
 
 class TestSums:
     """The sum over blocks, which the one adds up that finishes last."""
 
-    def test_the_same_bits_whichever_block_is_the_last(self, double, backwards):
+    def test_the_same_bits_whichever_block_is_the_last(self, double):
         x, y = double.asarray(normal(300, 300)), double.asarray(normal(300, 300, seed=1))
-        found = []
-        for order in (False, True):
-            backwards(order)
-            found.append(float(squared_error(x, y, out=double.empty((300, 300)))))
-        assert found[0] == found[1] != 0
+        one, other = in_both_orders(
+            cuda_source(), lambda: float(squared_error(x, y, out=double.empty((300, 300))))
+        )
+        assert one == other != 0
 
     def test_launches_of_any_size_follow_one_another(self, double):
         x = double.asarray(np.ones((300, 300), np.float32))
@@ -333,12 +284,12 @@ class TestSums:
 
 
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
-def test_training_has_the_same_bits_in_any_order_of_the_threads(double, backwards, bits, model):
-    sums = set()
-    for order in (False, True):
-        backwards(order)
+def test_training_has_the_same_bits_in_any_order_of_the_threads(double, bits, model):
+    def sums() -> tuple[str, str]:
         options = {"layers": (16, 12, 8), "epochs": 2, "batch_size": 15, "model": model}
         stack = pretrain(bits[:90], **options, backend="cupy")
         tuned = finetune(stack, bits[:90], epochs=2, batch_size=15, backend="cupy")
-        sums.add((stack.parameters_sha256, tuned.parameters_sha256))
-    assert len(sums) == 1
+        return stack.parameters_sha256, tuned.parameters_sha256
+
+    one, other = in_both_orders(cuda_source(), sums)
+    assert one == other

@@ -8,7 +8,8 @@ from __future__ import annotations
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of, on_devices
+from backends import on_devices
+from devicearrays import framed, normal, relative
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.choice import resolve_backend
@@ -34,19 +35,6 @@ STACKS = [
 APART = {"float32": 3e-6, "tf32": 4e-3, "bfloat16": 1e-2}
 
 
-@pytest.fixture(params=["double", "deferred", "cupy"])
-def backend(request, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def relative(actual, expected) -> float:
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
-
-
 class TestProducts:
     @pytest.mark.parametrize("left", ["as it is", "transposed", "in a frame", "a row"])
     @pytest.mark.parametrize("right", ["as it is", "transposed", "in a frame"])
@@ -69,9 +57,7 @@ class TestProducts:
         if layout == "transposed":
             return host, backend.asarray(np.ascontiguousarray(host.T)).T
         if layout == "in a frame":
-            frame = np.full((shape[0] + 2, shape[1] + 5), 7, np.float32)
-            frame[1:-1, 2:-3] = host
-            return host, backend.asarray(frame)[1:-1, 2:-3]
+            return host, framed(backend, host)[0]
         return host, backend.asarray(host)
 
     @pytest.mark.parametrize("name", ROUNDED)
@@ -125,32 +111,39 @@ class TestTraining:
     def capability(self, request, monkeypatch):
         monkeypatch.setattr(fakecupy, "CAPABILITY", request.param)
 
-    @pytest.mark.parametrize(("backend", "settings"), on_devices(STACKS), indirect=["backend"])
-    def test_of_a_stack_comes_to_the_cpus_weights(self, capability, backend, bits, settings):
-        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30} | settings
+    def compare(self, run) -> None:
+        """Check the weights of a run in each precision on a GPU against those on the CPU."""
         sums = set()
         for precision in PRECISIONS:
-            ours = pretrain(bits, **wanted, precision=precision, backend="cupy")
-            assert ours.info["pretrain"]["precision"] == precision
+            ours, info = run(precision=precision, backend="cupy")
+            assert info["precision"] == precision
             on_cpu = "float32" if precision == "tf32" else precision
-            theirs = pretrain(bits, **wanted, precision=on_cpu, backend="numpy")
+            theirs, _ = run(precision=on_cpu, backend="numpy")
             self.check(ours, theirs, precision)
             sums.add(ours.parameters_sha256)
         assert len(sums) == len(PRECISIONS), "each multiplies other numbers"
+
+    @pytest.mark.parametrize(("backend", "settings"), on_devices(STACKS), indirect=["backend"])
+    def test_of_a_stack_comes_to_the_cpus_weights(self, capability, backend, bits, settings):
+        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30} | settings
+
+        def run(**options):
+            stack = pretrain(bits, **wanted, **options)
+            return stack, stack.info["pretrain"]
+
+        self.compare(run)
 
     @pytest.mark.parametrize(("backend", "layers"), on_devices(NETWORKS), indirect=["backend"])
     def test_of_a_network_comes_to_the_cpus_weights(self, capability, backend, bits, layers):
         stack = pretrain(bits, layers=layers, epochs=1, batch_size=30, backend="numpy")
         own = {"epochs": 2, "batch_size": 30, "optimizer": "sgd"}
-        sums = set()
-        for precision in PRECISIONS:
-            ours = finetune(stack, bits, **own, precision=precision, backend="cupy")
-            assert ours.info["finetune"][0]["precision"] == precision
-            on_cpu = "float32" if precision == "tf32" else precision
-            theirs = finetune(stack, bits, **own, precision=on_cpu, backend="numpy", shards=1)
-            self.check(ours, theirs, precision)
-            sums.add(ours.parameters_sha256)
-        assert len(sums) == len(PRECISIONS), "each multiplies other numbers"
+
+        def run(**options):
+            shards = {"shards": 1} if options["backend"] == "numpy" else {}
+            tuned = finetune(stack, bits, **own, **options, **shards)
+            return tuned, tuned.info["finetune"][0]
+
+        self.compare(run)
 
     def check(self, ours: Stack, theirs: Stack, precision: str) -> None:
         for own, other in zip(ours.layers, theirs.layers, strict=True):

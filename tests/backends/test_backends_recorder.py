@@ -10,8 +10,7 @@ import fakecublas
 import fakecupy
 import numpy as np
 import pytest
-from backends import DEVICES, REAL, STAND_INS, as_it_is, backend_of
-from devicedraws import DeviceNumbers
+from backends import as_it_is, backend_of
 from onelayer import layer_settings
 from pretrainingkinds import KINDS
 from trialruns import notices_of
@@ -25,7 +24,6 @@ from syncpretrain.kernels.dispatch import multiply, registered
 from syncpretrain.learners.epoch import Cursor, ErrorSum, Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.versions import Versions
@@ -39,34 +37,7 @@ LEARNERS = KINDS | {
 }
 
 
-@pytest.fixture(params=DEVICES)
-def device(request, small_blocks, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["double", *REAL])
-def prompt(request, small_blocks, monkeypatch):
-    """CuPy, or the stand-in that works at once."""
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["deferred", *REAL])
-def late(request, small_blocks, monkeypatch):
-    """CuPy, or the stand-in that works as late as it may."""
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=STAND_INS)
-def stand_in(request, small_blocks, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture
-def double(small_blocks, monkeypatch):
-    return backend_of("double", monkeypatch)
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 3)
 
@@ -531,22 +502,6 @@ class TestTheStandIn:
             graph.launch()
             graph.launch()
             assert x.get().tolist() == [4, 4, 4]
-
-
-@pytest.mark.parametrize("distribution", ["uniform", "normal"])
-def test_draws_of_a_recorded_block_are_those_of_their_own_addresses(prompt, distribution):
-    kernels = prompt._kernels
-    out = prompt.empty((5, 7))
-    now = prompt.asarray(np.zeros(3, np.uint64))
-    kernels.source.launch(
-        "set_now", (1,), (1,), now, np.uint64(2**64 - 3), np.uint64(4), np.uint64(0)
-    )
-    kernels.source.record(now)
-    kernels.fill(distribution, out, Address(9, Purpose.HIDDEN, 1, epoch=2, step=8, shard=1))
-    kernels.source.record(None)
-    draws = DeviceNumbers(Address(9, Purpose.HIDDEN, 1, epoch=6, step=5, shard=1))
-    draw = draws.random if distribution == "uniform" else draws.standard_normal
-    np.testing.assert_allclose(out.get(), draw((5, 7), dtype=np.float32), rtol=2e-6, atol=1e-6)
 
 
 def test_errors_are_added_up_in_their_order(device):

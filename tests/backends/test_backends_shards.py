@@ -9,7 +9,7 @@ import fakecupy
 import msgspec
 import numpy as np
 import pytest
-from backends import backend_of
+from backends import as_it_is, backend_of
 from devicedraws import draw_as_on_a_device
 from onelayer import layer_settings
 from pretrainingkinds import KINDS
@@ -17,7 +17,7 @@ from stackcomparisons import alike
 from trialruns import notices_of, stopped_after
 
 from syncpretrain import pretrain
-from syncpretrain.backends import cuda_kernels, cupy_backend, recorder
+from syncpretrain.backends import cuda_kernels, cupy_backend
 from syncpretrain.backends.choice import backend_for
 from syncpretrain.backends.rows import HostRows
 from syncpretrain.errors import SettingsError
@@ -35,21 +35,20 @@ from syncpretrain.settings import MomentumSchedule, settings_from
 REFUSED = {"chains"}  # in shards, which the CPU alone has
 LEARNERS = {name: kind for name, kind in KINDS.items() if name not in REFUSED}
 LEARNERS |= {"cd": {}, "convolution": {"layers": "1x4x4,conv:3x3,8,5"}}
+CASES = LEARNERS | {"more shards than examples in the last minibatch": {"shards": 7}}
 LAYERS = (16, 12, 8, 5)
 PROMPT = [frozenset(), frozenset({0}), frozenset({1})]  # devices that work as early as they may
 
 pytestmark = [
     pytest.mark.simulated_gpu,
-    pytest.mark.filterwarnings("ignore::syncpretrain.errors.PoorResultWarning"),
     pytest.mark.skipif(fakecuda.COMPILER is None, reason="no g++ here to compile the kernels"),
 ]
 
 
 @pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
+def short_blocks(unexamined, monkeypatch):
     """Let blocks be short, so that most of them are graphs."""
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 2)
-    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
 
 
 @pytest.fixture
@@ -69,21 +68,15 @@ def trained(X: np.ndarray, **settings):
     return pretrain(X, **(own | {"backend": "cupy"} | settings))
 
 
-def launch_by_launch(monkeypatch) -> None:
-    monkeypatch.setattr(
-        recorder.GraphRecorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
-    )
-
-
 def rbm(**settings) -> RBM:
     own = {"batch_size": 12, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
     return RBM(1, 16, 12, layer_settings(**(own | settings)))
 
 
 class TestBits:
-    @pytest.mark.parametrize("kind", LEARNERS)
+    @pytest.mark.parametrize("kind", CASES)
     def test_they_depend_on_the_shards_and_not_on_the_devices(self, bits, monkeypatch, kind):
-        settings = {"layers": LAYERS, "epochs": 2} | LEARNERS[kind]
+        settings = {"layers": LAYERS, "epochs": 2} | CASES[kind]
         with monkeypatch.context() as patch:
             draw_as_on_a_device(patch)
             oracle = trained(bits, **settings, backend="numpy")
@@ -104,20 +97,10 @@ class TestBits:
             stack = trained(bits, replicas=replicas, runtime=runtime)
             assert fakecupy.Graph.launched - launched == 2 * (3 * 4 - 2), "recorded blocks"
             found[devices, replicas] = stack.parameters_sha256
-        launch_by_launch(monkeypatch)
+        as_it_is(monkeypatch)
         found["launches"] = trained(bits, replicas=3).parameters_sha256
         assert len(set(found.values())) == 1
         assert found[1, 1] != trained(bits, shards=3).parameters_sha256
-
-    def test_more_shards_than_examples_in_the_last_minibatch(self, bits, monkeypatch):
-        oracle = trained(bits[:92], shards=7, backend="numpy")
-        found = set()
-        for devices in (1, 3):
-            machine(monkeypatch, devices)
-            stack = trained(bits[:92], shards=7, replicas=devices)
-            alike(stack, oracle)
-            found.add(stack.parameters_sha256)
-        assert len(found) == 1
 
     def test_rows_that_stay_on_the_host(self, bits, monkeypatch):
         machine(monkeypatch, 3)
@@ -217,7 +200,7 @@ class TestWaits:
     )
     def test_each_is_needed(self, bits, monkeypatch, event, recorded):
         if not recorded:
-            launch_by_launch(monkeypatch)
+            as_it_is(monkeypatch)
         if recorded not in self.undisturbed:
             self.undisturbed[recorded] = self.outcomes(bits, monkeypatch)
         expected = self.undisturbed[recorded]
@@ -278,7 +261,7 @@ class TestWaits:
 
     def test_every_device_computes_its_shards_on_a_stream_of_its_own(self, bits, monkeypatch):
         machine(monkeypatch, 3, "double")
-        launch_by_launch(monkeypatch)
+        as_it_is(monkeypatch)
         fakecupy.log.clear()
         trained(bits, replicas=3, shards=5, layers=(16, 12), epochs=1)
         counts = {}
@@ -346,15 +329,7 @@ class TestRefused:
         monkeypatch.setattr(fakecupy, "PEERS", True)
         assert trained(bits, replicas=2, shards=2).parameters_sha256 == alone
 
-    @pytest.mark.parametrize(
-        ("layers", "split"),
-        [("16,12", "units"), ("1x4x4,conv:2x3,8", "filters"), ("1x4x4,conv:2x3,8", "hybrid")],
-    )
-    def test_other_splits(self, layers, split):
-        with pytest.raises(
-            SettingsError, match=rf"^backend: got cupy with split {split}, expected "
-        ):
-            settings_from(layers, replicas=2, split=split, backend="cupy")
+    def test_parts_of_a_layer(self):
         learner = rbm()
         learner.backend = msgspec.defstruct("Elsewhere", [("name", str)])(name="cupy:0")
         with pytest.raises(ValueError, match="on a device, expected examples"):

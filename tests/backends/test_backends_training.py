@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from backends import BACKENDS, backend_of, on_devices
+from backends import BACKENDS, backend_of, errors_of, on_devices
 from devicedraws import draw_as_on_a_device
 from pretrainingkinds import KINDS, VARIANTS
 from stackcomparisons import alike, arrays_of
@@ -16,7 +16,7 @@ from trialruns import notices_of, stop_after, stopped_after
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cupy_backend
 from syncpretrain.errors import DivergedError, RunInterrupted
-from syncpretrain.events import EpochFinished, FinetuneEpochFinished
+from syncpretrain.events import FinetuneEpochFinished
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.folder import CONFIG_NAME, METRICS_NAME
 from syncpretrain.runs.run import resume_run, train_run
@@ -33,8 +33,15 @@ TUNING = {
     "cross-entropy": {"loss": "cross-entropy"},
     "cosine and decay": {"rate_schedule": "cosine", "weight_decay": 0.01},
 }
-STOPPED = ["plain", "persistent", "untied"]
-OF_CLASSES = [key for key in TUNING if key != "cross-entropy"]
+STOPPED = {
+    "plain": {"layers": LAYERS},
+    "persistent": {"layers": LAYERS} | KINDS["persistent"],
+    "untied": {"layers": LAYERS} | KINDS["untied"],
+    "persistent convolution": {"layers": "1x4x4,conv:3x3,8,5", "persistent": True}
+    | {"visible_bias": "log-odds"},
+}
+TUNED = [(key, "reconstruction") for key in TUNING]
+TUNED += [(key, "classes") for key in TUNING if key != "cross-entropy"]
 STOPPING = [
     {"early_stopping": "free-energy-gap"},
     {"early_stopping": "pseudo-likelihood"},
@@ -104,13 +111,7 @@ class TestTraining:
                 backend=backend,
                 observers=[events.append],
             )
-            ends = sorted(
-                (e.layer, e.epoch, e.train_error, e.validation_error)
-                for e in events
-                if isinstance(e, EpochFinished)
-            )
-            assert {type(number) for row in ends for number in row} == {int, float}
-            reported[backend] = np.array(ends)
+            reported[backend] = errors_of(events)
         np.testing.assert_allclose(reported[name], reported["numpy"], rtol=1e-5)
 
     @pytest.mark.parametrize(("name", "variant"), on_devices(STOPPED), indirect=["name"])
@@ -118,8 +119,8 @@ class TestTraining:
     def test_a_stopped_run_goes_on_to_the_same_bits(
         self, bits, name, variant, minibatches, tmp_path
     ):
-        kinds = {"plain": {}, **KINDS}[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
-        settings = settings_from(LAYERS, **kinds).pretrain
+        own = STOPPED[variant] | {"epochs": 2, "batch_size": 25, "backend": name}
+        settings = settings_from(**own).pretrain
         whole = Pretraining(settings, bits).run()
         state, stack = stopped_after(minibatches, settings, bits)
         assert {type(array) for array in arrays_of(stack)} == {np.ndarray}
@@ -146,35 +147,25 @@ class TestTraining:
         assert len(notices) == 3 and "half the learning rate, 150" in notices[0]
         assert all(np.isfinite(array).all() for array in arrays_of(caught.value.stack))
 
-    @pytest.mark.parametrize(("name", "tuning"), on_devices(TUNING), indirect=["name"])
-    def test_reconstruction_comes_to_numpys_weights(self, bits, name, tuning):
+    @pytest.mark.parametrize(("name", "case"), on_devices(TUNED), indirect=["name"])
+    def test_fine_tuning_comes_to_numpys_weights(self, bits, targets, name, case):
+        tuning, given = TUNING[case[0]], {"X": bits}
         stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
-        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
-        oracle = finetune(stack, bits, **settings, backend="numpy")
-        tuned = finetune(stack, bits, **settings, backend=name)
-        alike(tuned, oracle)
-        assert tuned.info["finetune"][-1]["backend"] == name
-
-    @pytest.mark.parametrize(("name", "tuning"), on_devices(OF_CLASSES), indirect=["name"])
-    def test_classification_comes_to_numpys_weights(self, bits, targets, name, tuning):
-        stack = pretrain(bits, layers=(16, 12, 8), epochs=2, batch_size=20, backend="numpy")
-        settings = {"epochs": 3, "batch_size": 15} | TUNING[tuning]
-        settings |= {"validation": bits[:90], "validation_y": targets[:90]}
-        reported = {}
+        settings = {"epochs": 3, "batch_size": 15} | tuning
+        if case[1] == "classes":
+            given["y"] = targets
+            settings |= {"validation": bits[:90], "validation_y": targets[:90]}
+        tuned, shares = {}, {}
         for backend in ("numpy", name):
             events = []
-            reported[backend] = (
-                finetune(
-                    stack, bits, targets, **settings, backend=backend, observers=[events.append]
-                ),
-                [
-                    (event.train_error, event.validation_error)
-                    for event in events
-                    if isinstance(event, FinetuneEpochFinished)
-                ],
-            )
-        alike(reported[name][0], reported["numpy"][0])
-        assert reported[name][1] == reported["numpy"][1], "the same shares of wrong classes"
+            options = {"backend": backend, "observers": [events.append]}
+            tuned[backend] = finetune(stack, **given, **settings, **options)
+            ends = [event for event in events if isinstance(event, FinetuneEpochFinished)]
+            shares[backend] = [(event.train_error, event.validation_error) for event in ends]
+        alike(tuned[name], tuned["numpy"])
+        assert tuned[name].info["finetune"][-1]["backend"] == name
+        if case[1] == "classes":
+            assert shares[name] == shares["numpy"], "the same shares of wrong classes"
 
     def test_regression_with_patience_comes_to_numpys_weights(self, bits, name):
         stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import fakecuda
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of, on_devices
+from backends import on_devices, with_tensor_cores
+from devicearrays import in_both_orders, normal, same_bits
 from minibatches import train
-from trialruns import notices_of
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cuda_fused
 from syncpretrain.backends.base import Rule
 from syncpretrain.backends.cuda_fused import TUNING_FILES, CudaTuning
-from syncpretrain.backends.cuda_source import CudaSource, cuda_source
+from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import Optimizer, adam, gradient_descent
@@ -41,6 +40,7 @@ CHAINS = {  # sizes, units, loss
     "a classifier": ((20, 34, 3), ("tanh", "softmax"), "cross-entropy"),
     "one layer": ((5, 7), ("tanh",), "squared"),
 }
+ONE_TILE, SEVERAL = CHAINS["one tile"], CHAINS["several"]
 # Kernels that move parameters do not know of which chain: so every chain, and every optimizer.
 STEPS = [(chain, "adam with decay") for chain in CHAINS]
 STEPS += [("several", name) for name in OPTIMIZERS if name != "adam with decay"]
@@ -56,26 +56,17 @@ ROWS, RATE = 70, 0.003
 
 @pytest.fixture(params=["double", "deferred", "cupy"])
 def backend(request, monkeypatch):
-    """A device with tensor cores: of the stand-in, or a GPU."""
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    found = backend_of(request.param, monkeypatch)
-    if int(found.xp.cuda.Device().compute_capability) < cuda_fused.LEAST_CAPABILITY:
-        pytest.skip("no tensor cores for TF32 here")
-    return found
+    return with_tensor_cores(request.param, monkeypatch)
 
 
 @pytest.fixture
 def double(monkeypatch):
-    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
-    return backend_of("double", monkeypatch)
+    return with_tensor_cores("double", monkeypatch)
 
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def links(sizes, units, *, kind="f4", precision="float32") -> list[Affine]:
-    return [
+def network(chain, *, backend=None, kind="f4", precision="float32", **options):
+    sizes, units, loss = chain
+    own = [
         Affine(
             (normal(*shape, seed=i) / np.sqrt(shape[0])).astype(kind),
             normal(shape[1], seed=9 + i).astype(kind),
@@ -84,15 +75,12 @@ def links(sizes, units, *, kind="f4", precision="float32") -> list[Affine]:
         )
         for i, (shape, name) in enumerate(zip(pairwise(sizes), units, strict=True))
     ]
+    return Network(own, loss=loss, batch_size=ROWS, backend=backend, **options)
 
 
-def network(sizes, units, loss, *, backend=None, kind="f4", precision="float32", **options):
-    chain = links(sizes, units, kind=kind, precision=precision)
-    return Network(chain, loss=loss, batch_size=ROWS, backend=backend, **options)
-
-
-def minibatches(sizes, units) -> list[tuple[np.ndarray, np.ndarray]]:
+def minibatches(chain) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return three, the last one smaller: bits, and targets as the last units may have."""
+    sizes, units, _ = chain
     x = np.float32(normal(3 * ROWS, sizes[0]) > 0)
     target = np.float32(normal(3 * ROWS, sizes[-1], seed=1) > 0)
     if units[-1] == "softmax":
@@ -128,10 +116,9 @@ class TestSteps:
     @pytest.mark.parametrize(("backend", "case"), on_devices(STEPS), indirect=["backend"])
     def test_of_float32_against_float64(self, backend, case):
         chain, name = case
-        sizes, units, loss = CHAINS[chain]
-        given, found = minibatches(sizes, units), []
+        given, found = minibatches(CHAINS[chain]), []
         for own, kind in ((backend, "f4"), (None, "f8")):
-            net = network(sizes, units, loss, backend=own, kind=kind)
+            net = network(CHAINS[chain], backend=own, kind=kind)
             optimizer = OPTIMIZERS[name](net)
             fakecupy.log.clear()
             arrays = [[x.astype(kind) for x in pair] for pair in given]
@@ -147,33 +134,30 @@ class TestSteps:
     @pytest.mark.parametrize(("backend", "chain"), on_devices(CHAINS), indirect=["backend"])
     @pytest.mark.parametrize(("precision", "apart"), [("bfloat16", 1e-3), ("tf32", 2e-4)])
     def test_of_rounded_factors_against_those_of_the_cpu(self, backend, chain, precision, apart):
-        sizes, units, loss = CHAINS[chain]
-        given, found = minibatches(sizes, units), []
+        given, found = minibatches(CHAINS[chain]), []
         for own, rounds in ((backend, precision), (None, precision), (backend, "float32")):
-            net = network(sizes, units, loss, backend=own, precision=rounds)
+            net = network(CHAINS[chain], backend=own, precision=rounds)
             optimizer = gradient_descent(net, momentum=0.5)
             trained(net, optimizer, given)
             found.append(state_of(net, optimizer)[0])
         ours, theirs, exact = found
         np.testing.assert_allclose(ours, theirs, atol=apart)
-        if precision == "tf32" and units[-1] == "softmax":
+        if precision == "tf32" and chain == "a classifier":
             return  # the last product is cuBLAS's, which rounds as it likes
         # Of the same factors, and not of others: that would be farther away.
         assert np.abs(ours - theirs).mean() < 0.3 * np.abs(ours - exact).mean()
 
     def test_an_output_that_is_not_finite_is_told(self, backend):
         for chain in ("one tile", "a classifier"):
-            sizes, units, loss = CHAINS[chain]
-            ((x, target), *_) = minibatches(sizes, units)
+            ((x, target), *_) = minibatches(CHAINS[chain])
             x = x.copy()
             x[3, 2] = np.nan
-            net = network(sizes, units, loss, backend=backend)
+            net = network(CHAINS[chain], backend=backend)
             assert np.isnan(trained(net, adam(net), [(x, target)])).all()
 
     def test_go_on_from_a_state_to_the_same_bits(self, backend):
-        sizes, units, loss = CHAINS["several"]
-        given = minibatches(sizes, units)
-        one, other = (network(sizes, units, loss, backend=backend) for _ in range(2))
+        given = minibatches(SEVERAL)
+        one, other = (network(SEVERAL, backend=backend) for _ in range(2))
         first, second = adam(one), adam(other)
         trained(one, first, given[:2])
         kept = {name: array.copy() for name, array in first.state().items()}
@@ -181,15 +165,13 @@ class TestSteps:
         second.load_state(kept, steps=first.steps)
         trained(one, first, given[2:])
         trained(other, second, given[2:])
-        for ours, theirs in zip(state_of(one, first), state_of(other, second), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        same_bits(state_of(one, first), state_of(other, second))
 
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_weights_begin_at_multiples_of_16_bytes_and_the_gaps_stay_0(self, backend, name):
-        sizes, units, loss = CHAINS["one tile"]
-        net = network(sizes, units, loss, backend=backend)
+        net = network(ONE_TILE, backend=backend)
         optimizer = OPTIMIZERS[name](net)
-        trained(net, optimizer, minibatches(sizes, units))
+        trained(net, optimizer, minibatches(ONE_TILE))
         first = net.parameters.data.ptr
         assert [weight.data.ptr - first for weight, _ in net.chain] == [0, 4 * 36, 4 * 60]
         for vector in (net.parameters, *optimizer.state().values()):
@@ -197,30 +179,26 @@ class TestSteps:
                 assert np.flatnonzero(backend.tohost(vector) == 0).tolist() == [35, 90, 91]
 
     def test_a_bias_that_is_not_behind_its_weight_is_not_for_them(self, double):
-        sizes, units, loss = CHAINS["one tile"]
-        net = network(sizes, units, loss, backend=double)
+        net = network(ONE_TILE, backend=double)
         assert net.fused((), Rule("sgd")) is not None
         net.chain[1] = net.chain[1][0], double.zeros(4)
         assert net.fused((), Rule("sgd")) is None
 
     def test_the_order_of_threads_makes_no_difference(self, double):
-        library, found = fakecuda.compiled(SOURCE), []
-        sizes, units, loss = CHAINS["several"]
-        for backwards in (0, 1):
-            library.shim_set_backwards(backwards)
-            net = network(sizes, units, loss, backend=double)
+
+        def worked():
+            net = network(SEVERAL, backend=double)
             optimizer = adam(net)
-            errors = trained(net, optimizer, minibatches(sizes, units))
-            found.append([*state_of(net, optimizer), errors])
-        library.shim_set_backwards(0)
-        for forwards, backwards in zip(*found, strict=True):
-            np.testing.assert_array_equal(forwards, backwards)
+            errors = trained(net, optimizer, minibatches(SEVERAL))
+            return [*state_of(net, optimizer), errors]
+
+        same_bits(*in_both_orders(SOURCE, worked))
 
 
 class TestLaunches:
-    def of_a_step(self, double, sizes, units, loss, rule=adam, **options) -> list[str]:
-        net = network(sizes, units, loss, backend=double, **options)
-        optimizer, given = rule(net), minibatches(sizes, units)[0]
+    def of_a_step(self, double, chain) -> list[str]:
+        net = network(chain, backend=double)
+        optimizer, given = adam(net), minibatches(chain)[0]
         trained(net, optimizer, [given])
         x, target = map(double.asarray, given)
         fakecupy.log.clear()
@@ -229,13 +207,13 @@ class TestLaunches:
 
     def test_of_the_autoencoder_of_8_layers(self, double):
         sizes = (9, 8, 7, 6, 5, 6, 7, 8, 9)
-        found = self.of_a_step(double, sizes, ["bernoulli"] * 8, "squared")
+        found = self.of_a_step(double, (sizes, ["bernoulli"] * 8, "squared"))
         up, down = ["forward_layer"] * 7, ["delta_of_layer"] * 7
         assert found == [*up, "forward_output", *down, "move_network"]
         assert len(found) == 16
 
     def test_of_a_classifier(self, double):
-        found = self.of_a_step(double, *CHAINS["a classifier"])
+        found = self.of_a_step(double, CHAINS["a classifier"])
         output = ["sgemm", "softmax_means", "wrong", "output_delta", "multiply", "add"]
         assert found == ["forward_layer", *output, "delta_of_layer", "move_network"]
 
@@ -243,19 +221,17 @@ class TestLaunches:
         ("change", "options"), [("dropout", {"dropout": Dropout(0.0, 0.3)}), ("weights", {})]
     )
     def test_of_other_networks_are_in_parts(self, double, change, options):
-        sizes, units, loss = CHAINS["one tile"]
-        net = network(sizes, units, loss, backend=double, **options)
+        net = network(ONE_TILE, backend=double, **options)
         weights = double.asarray(np.ones((ROWS, 1), "f4")) if change == "weights" else None
-        optimizer, given = adam(net), minibatches(sizes, units)[0]
+        optimizer, given = adam(net), minibatches(ONE_TILE)[0]
         trained(net, optimizer, [given], weights)
         fakecupy.log.clear()  # of the trial
         trained(net, optimizer, [given], weights)
         assert not set(WHOLE) & {what for _, _, what in fakecupy.log}
 
     def test_of_rows_that_they_do_not_take_are_in_parts(self, double):
-        sizes, units, loss = CHAINS["one tile"]
-        net = network(sizes, units, loss, backend=double)
-        ((x, target), *_) = minibatches(sizes, units)
+        net = network(ONE_TILE, backend=double)
+        ((x, target), *_) = minibatches(ONE_TILE)
         step = net.fused(tuple(adam(net).state().values()), Rule("adam"))
         there = [double.asarray(array) for array in (x, target)]
         assert step.takes(*there)
@@ -265,7 +241,7 @@ class TestLaunches:
             (double.asarray(x.T.copy()).T, there[1]),
             (there[0][:, 1:], there[1]),
             (there[0][:0], there[1][:0]),
-            (double.asarray(np.zeros((ROWS + 1, sizes[0]), np.float32)), there[1]),
+            (double.asarray(np.zeros((ROWS + 1, x.shape[1]), np.float32)), there[1]),
         ]:
             assert not step.takes(*others)
 
@@ -322,80 +298,3 @@ class TestTraining:
             (tuned.head, oracle.head),
         ]:
             np.testing.assert_allclose(ours.weight, theirs.weight, rtol=2e-4, atol=3e-6)
-
-
-class TestTrial:
-    def notices(self, bits, precision="float32") -> list[str]:
-        events: list = []
-        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
-        own = {"epochs": 1, "backend": "cupy", "precision": precision}
-        finetune(stack, bits, **own, observers=[events.append])
-        return [message for message in notices_of(events) if "GPU" in message]
-
-    @pytest.mark.parametrize(
-        ("precision", "right", "wrong"),
-        [
-            ("float32", "*low = __float_as_uint(x - __uint_as_float(*high));", "*low = 0;"),
-            ("tf32", "*high = nearest_tf32(x);", "*high = __float_as_uint(x);"),
-            ("bfloat16", "*high = bfloat16_of(x);", "*high = nearest_tf32(x);"),
-            ("float32", "p[e] = p[e] * by.shrink;", ""),
-            ("float32", "own = times_slope(own, y, units);", ""),
-            (
-                "float32",
-                "float own = times_slope(sum_at<Few>(parts, row, column), kept(e), units);",
-                "float own = sum_at<Few>(parts, row, column);",
-            ),
-            ("float32", "error += (double)difference * difference;", "error += difference;"),
-            (
-                "float32",
-                "sum_columns(sum, sums, m0, j, width);\n}",
-                "sum_columns(0.0f, sums, m0, j, width);\n}",
-            ),
-        ],
-    )
-    def test_tells_a_wrong_source(self, double, monkeypatch, bits, precision, right, wrong):
-        assert self.notices(bits, precision) == []
-
-        def source(*given):
-            found, code = CudaSource(*given), cuda_source(*given[1:])
-            assert code.count(right) == 1
-            options = ("--fmad=false",)
-            found._module = double.xp.RawModule(code=code.replace(right, wrong), options=options)
-            return found
-
-        monkeypatch.setattr(cuda_fused, "_source", source)
-        double = backend_of("double", monkeypatch)
-        (notice,) = self.notices(bits, precision)
-        assert notice.startswith(
-            "GPU 0 makes its steps of fine-tuning in parts, since whole ones are off by "
-        )
-
-    def test_numbers_that_are_none_are_off(self, double, monkeypatch, bits):
-        real = CudaTuning.__call__
-
-        def wrong(self, *given):
-            error = real(self, *given)
-            self._arrays.moments[-1][1:2] = np.float32(np.nan)
-            return error
-
-        monkeypatch.setattr(CudaTuning, "__call__", wrong)
-        (notice,) = self.notices(bits)
-        assert notice.endswith("since whole ones are off by nan")
-
-    def test_steps_that_cannot_run_are_told_and_left_out(self, double, monkeypatch, bits):
-        real = fakecupy.RawKernel.__call__
-
-        def launch(self, *given, **options):
-            if self._name in WHOLE:
-                raise fakecupy.CompileException("no such instruction")
-            real(self, *given, **options)
-
-        monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)
-        (notice,) = self.notices(bits)
-        assert notice.endswith("in parts, since whole ones fail: no such instruction")
-
-    def test_nothing_is_tried_without_tensor_cores(self, double, monkeypatch, bits):
-        monkeypatch.setattr(fakecupy, "CAPABILITY", "75")
-        monkeypatch.setattr(cuda_fused, "_tuning_difference", None)
-        backend_of("double", monkeypatch)
-        assert self.notices(bits) == []

@@ -66,8 +66,7 @@ def test_the_costs_of_layers():
 @pytest.mark.skipif(fakecuda.COMPILER is None, reason="no g++ here to compile the kernels")
 class TestOnGpus:
     @pytest.fixture(autouse=True)
-    def machine(self, monkeypatch):
-        monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
+    def machine(self, unexamined, monkeypatch):
         monkeypatch.setattr(fakecupy.install, "__defaults__", (3,))
         monkeypatch.setattr("syncpretrain.backends.cupy_backend.STEPS_AT_ONCE", 4)
         backend_of("double", monkeypatch)

@@ -7,7 +7,8 @@ import ctypes
 import fakecupy
 import numpy as np
 import pytest
-from backends import BACKENDS, DEVICES, STAND_INS, backend_of, leave_free, on_devices
+from backends import backend_of, leave_free, on_devices
+from devicearrays import framed, unframed
 from trialruns import notices_of, stopped_after
 
 from syncpretrain import finetune, pretrain
@@ -49,21 +50,7 @@ TUNED = [  # layers, how they are tuned, classes
     (IMAGES["layers"], "patience", 3),
 ]
 
-
-@pytest.fixture(params=BACKENDS[1:])
-def backend(request, monkeypatch):
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=DEVICES)
-def device(request, monkeypatch):
-    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
-    return backend_of(request.param, monkeypatch)
-
-
-@pytest.fixture(params=STAND_INS)
-def stand_in(request, monkeypatch):
-    return backend_of(request.param, monkeypatch)
+pytestmark = pytest.mark.usefixtures("unexamined")
 
 
 @pytest.fixture
@@ -109,16 +96,6 @@ def all_bytes() -> np.ndarray:
     return np.tile(np.arange(256, dtype=np.uint8), 2).reshape(-1, 32) / np.float32(255)
 
 
-def both(monkeypatch, queued, run) -> tuple[str, str]:
-    """Return the checksums of a run on float32 rows, and of the same on bytes."""
-    sums = []
-    for least in (1 << 40, 0):
-        monkeypatch.setattr(blocks, "LEAST_BYTES", least)
-        sums.append(run().parameters_sha256)
-        assert ("gather_bytes" in queued) == (least == 0)
-    return sums[0], sums[1]
-
-
 class TestByteRows:
     """Rows on the device that are bytes there."""
 
@@ -146,15 +123,12 @@ class TestByteRows:
     def test_rows_are_gathered_into_a_part_of_an_array(self, backend, as_bytes, monkeypatch):
         monkeypatch.setattr("syncpretrain.backends.cuda_source.MOST_BLOCKS", 1)
         X = np.tile(all_bytes(), (2, 1))
-        frame = backend.zeros((40, 50))
+        out, frame = framed(backend, X[:29])
         rows = np.array([31, 0, 99, -5, *range(25)])  # clipped, as NumPy does
         for given in (rows, backend.asarray(rows)):
-            frame[...] = 7
-            backend.gather(backend.examples(X), given, out=frame[2:31, 5:37])
-            host = backend.tohost(frame)
-            same_bits(np.ascontiguousarray(host[2:31, 5:37]), X[np.clip(rows, 0, 31)])
-            host[2:31, 5:37] = 7
-            np.testing.assert_array_equal(host, 7)
+            out[...] = 7
+            backend.gather(backend.examples(X), given, out=out)
+            same_bits(unframed(backend, frame), X[np.clip(rows, 0, 31)])
 
     def test_what_the_kernel_does_not_take_is_refused(self, backend, as_bytes):
         kept = backend.examples(all_bytes())
@@ -215,16 +189,6 @@ class TestByteRows:
 
 
 class TestTrainingOnBytes:
-    @pytest.mark.parametrize(("device", "kind"), on_devices(KINDS), indirect=["device"])
-    def test_pretraining_comes_to_the_same_bits(
-        self, device, images, kind, runtime, monkeypatch, queued
-    ):
-        settings = BASE | {"validation": images[:50], "backend": "cupy"} | KINDS[kind]
-        actual, expected = both(
-            monkeypatch, queued, lambda: pretrain(images, runtime=runtime, **settings)
-        )
-        assert actual == expected
-
     def test_standardized_examples_are_no_bytes(self, device, images, as_bytes, queued):
         own = {"model": "autoencoder", "visible_units": "gaussian"}  # without fused steps
         pretrain(images, **BASE, **own, backend="cupy")
@@ -238,9 +202,11 @@ class TestTrainingOnBytes:
         y = np.arange(200) % 3 if classes else None
         if classes:
             settings["validation_y"] = y[:50]
-        actual, expected = both(
-            monkeypatch, queued, lambda: finetune(stack, images, y, **settings, backend="cupy")
-        )
+        expected = finetune(stack, images, y, **settings, backend="cupy").parameters_sha256
+        assert "gather_bytes" not in queued
+        monkeypatch.setattr(blocks, "LEAST_BYTES", 0)
+        actual = finetune(stack, images, y, **settings, backend="cupy").parameters_sha256
+        assert "gather_bytes" in queued
         assert actual == expected
 
     def test_a_stopped_run_computes_its_activations_again(self, device, images, as_bytes, queued):
@@ -362,21 +328,27 @@ def pretraining_memory(settings, rows: int) -> int:
 class TestRoom:
     """Where the data stay, by the memory that is free."""
 
+    @pytest.mark.parametrize("place", ["bytes", "the host"])
     @pytest.mark.parametrize(("device", "kind"), on_devices(KINDS), indirect=["device"])
-    def test_pretraining_with_its_data_on_the_host_comes_to_the_same_bits(
-        self, device, numbers, small_blocks, kind, runtime, monkeypatch, queued
+    def test_pretraining_comes_to_the_same_bits_wherever_its_data_are(
+        self, device, images, small_blocks, kind, place, runtime, monkeypatch, queued
     ):
         settings = BASE | {"backend": "cupy:0", "runtime": runtime} | KINDS[kind]
-        own = settings | {"validation": numbers[:50]}
-        expected = pretrain(numbers, **own).parameters_sha256
-        assert "rows of the host" not in queued
-        room = buffer_bytes(250, 16)
-        leave_free(monkeypatch, pretraining_memory(settings, 250) + room)
-        events = []
-        stack = pretrain(numbers, **own, observers=[events.append])
+        own, events = settings | {"validation": images[:50]}, []
+        expected = pretrain(images, **own).parameters_sha256
+        assert not {"gather_bytes", "rows of the host"} & {*queued}
+        if place == "bytes":
+            monkeypatch.setattr(blocks, "LEAST_BYTES", 0)
+            own["backend"] = "cupy"
+        else:
+            room = buffer_bytes(250, 16)
+            leave_free(monkeypatch, pretraining_memory(settings, 250) + room)
+        stack = pretrain(images, **own, observers=[events.append])
         assert stack.parameters_sha256 == expected
-        assert "rows of the host" in queued
-        assert any("no room for the data" in text for text in notices_of(events))
+        assert ("gather_bytes" in queued) == (place == "bytes")
+        assert ("rows of the host" in queued) == (place == "the host")
+        told = [text for text in notices_of(events) if "no room for the data" in text]
+        assert bool(told) == (place == "the host")
 
     def test_bytes_are_on_the_device_where_float32_would_not_be(
         self, device, images, small_blocks, as_bytes, monkeypatch, queued

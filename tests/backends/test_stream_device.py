@@ -10,14 +10,15 @@ import threading
 import fakecupy
 import numpy as np
 import pytest
-from backends import DEVICES, REAL, as_it_is, backend_of, leave_free, on_devices
+from backends import as_it_is, backend_of, errors_of, leave_free, on_devices
 from devicedraws import draw_as_on_a_device
 from disturbedsteps import before_steps
 from largerdata import Blocking
+from stackcomparisons import alike
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import died, library_threads, notices_of, settings_on
 
-from syncpretrain import pretrain
+from syncpretrain import Stack, pretrain
 from syncpretrain.backends import cublas, cupy_backend
 from syncpretrain.backends import rows as kept_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
@@ -54,44 +55,21 @@ STREAM = {"layers": LAYERS, "batch_size": 30, "epochs": 3, "handoff": "minibatch
 IMAGES = ("1x4x4,conv:3x2,pool:1,conv:2x2,5", {"batch_size": 20, "epochs": 2})
 
 
-@pytest.fixture(params=DEVICES)
-def device(request, monkeypatch):
-    return with_small_rings(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["double", *REAL])
-def prompt(request, monkeypatch):
-    """CuPy, or the stand-in that works at once."""
-    return with_small_rings(request.param, monkeypatch)
-
-
-@pytest.fixture(params=["deferred", *REAL])
-def late(request, monkeypatch):
-    """CuPy, or the stand-in that works as late as it may."""
-    return with_small_rings(request.param, monkeypatch)
-
-
-@pytest.fixture
-def double(monkeypatch):
-    return with_small_rings("double", monkeypatch)
-
-
-def with_small_rings(name: str, monkeypatch):
-    """Return CuPy or the stand-in, with rings of 4 minibatches in blocks of 2: of 7 in an epoch."""
-    monkeypatch.setattr("syncpretrain.backends.gpu_check.missing", lambda device: None)
+@pytest.fixture(autouse=True)
+def small_rings(unexamined, monkeypatch):
+    """Let rings be of 4 minibatches in blocks of 2: of 7 in an epoch."""
     monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 4)
-    return backend_of(name, monkeypatch)
+
+
+def saved(run) -> tuple[Stack, list]:
+    """Return what a run ends with, and its states with how much was done."""
+    states = []
+    run.save = lambda state, *, done, final: states.append((state(), done))
+    return run.run(), states
 
 
 def on_device(bits, variant="rbm", **options):
     return streamed(bits, variant, **{"backend": "cupy", **options})
-
-
-def alike(actual, expected, tolerance=3e-6):
-    for ours, theirs in zip(actual.layers, expected.layers, strict=True):
-        for (_, a), (_, b) in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert type(a) is np.ndarray
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=tolerance)
 
 
 @pytest.mark.parametrize(("device", "case"), on_devices(LEARNERS), indirect=["device"])
@@ -121,7 +99,7 @@ def test_late_and_immediate_work_and_one_device_come_to_the_same_bits(bits, monk
     found = set()
     for name, backend in (("double", "cupy"), ("deferred", "cupy"), ("deferred", "cupy:1")):
         with monkeypatch.context() as patch:
-            with_small_rings(name, patch)
+            backend_of(name, patch)
             for runtime in ("serial", "threads"):
                 stack = on_device(bits, delay=0.4, backend=backend, runtime=runtime).run()
                 found.add(stack.parameters_sha256)
@@ -147,13 +125,7 @@ def test_errors_are_those_of_numpy(bits, device, runtime):
         events = []
         own = {"delay": 0.4, "backend": backend, "runtime": runtime}
         streamed(bits, "uneven", observers=[events.append], **own).run()
-        ends = sorted(
-            (e.layer, e.epoch, e.train_error, e.validation_error)
-            for e in events
-            if isinstance(e, EpochFinished)
-        )
-        assert {type(number) for row in ends for number in row} == {int, float}
-        reported.append(np.array(ends))
+        reported.append(errors_of(events))
     np.testing.assert_allclose(reported[1], reported[0], rtol=1e-5)
 
 
@@ -173,7 +145,7 @@ class TestOrder:
         outcomes = {}
         for name in ("double", "deferred"):
             with monkeypatch.context() as patch:
-                with_small_rings(name, patch)
+                backend_of(name, patch)
                 expected = self.outcome(bits, delay=delay)
                 made = Ring.__init__
 
@@ -191,15 +163,6 @@ class TestOrder:
         with pytest.raises(WorkerError, match="array 2 of a ring was read before it was handed"):
             on_device(bits, runtime="serial").run()
 
-    def waits(self, bits, batch_size, delay) -> int:
-        fakecupy.log.clear()
-        on_device(bits[:180], batch_size=batch_size, delay=delay, runtime="serial").run()
-        return sum(what == "synchronize" for _, _, what in fakecupy.log)
-
-    @pytest.mark.parametrize("delay", [0.0, 0.5])
-    def test_the_host_waits_for_no_stream_within_an_epoch(self, bits, double, delay):
-        assert self.waits(bits, 90, delay) == self.waits(bits, 9, delay) < 90
-
     def test_the_error_of_a_block_is_looked_at_behind_the_next_one(self, bits, double):
         fakecupy.log.clear()
         on_device(bits, runtime="serial", epochs=1).run()
@@ -212,24 +175,6 @@ class TestOrder:
         one, first = ["download", "peer copy"], looks.index("download")
         # Of 4 blocks; from the third on it waits for the reader, and behind the second for errors.
         assert looks[first : first + 5] == [*one, *one, "wait for an event"]
-
-    @pytest.mark.parametrize("runtime", ["serial", "threads"])
-    def test_every_layer_has_its_stream_and_its_device(self, bits, double, runtime, monkeypatch):
-        places: dict[int, set[tuple[int, str]]] = {1: set(), 2: set(), 3: set()}
-
-        def note(learner: Learner, epoch: int, step: int) -> None:
-            places[learner.layer].add((fakecupy.current_device(), fakecupy.current_stream()))
-
-        before_steps(monkeypatch, note)
-        fakecupy.log.clear()
-        on_device(bits, runtime=runtime).run()
-        assert [len(places[layer]) for layer in (1, 2, 3)] == [1, 1, 1]
-        (one,), (two,), (three,) = places.values()
-        assert [one[0], two[0], three[0]] == [0, 1, 1], "dealt by their costs"
-        copies = {(device, stream) for device, stream, what in fakecupy.log if what == "peer copy"}
-        assert copies == {one, two}, "each pushes what it hands up"
-        stray = {what for _, stream, what in fakecupy.log if stream == fakecupy.NULL}
-        assert stray <= {"asarray", "synchronize"}, "the rest is in a layer's queue"
 
     def test_rings_lie_where_they_are_read(self, bits, double):
         layers = on_device(bits)._layers
@@ -289,7 +234,7 @@ class TestBlocks:
         oracle = streamed(bits, "rbm", backend="numpy", epochs=3).run()
         for name in ("double", "deferred"):
             with monkeypatch.context() as patch:
-                with_small_rings(name, patch)
+                backend_of(name, patch)
                 fakecupy.log.clear()
                 stack = on_device(bits, epochs=3).run()
                 assert "move_parameters" in {what for _, _, what in fakecupy.log}
@@ -359,10 +304,7 @@ class TestResume:
 
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
     def test_states_after_epochs_go_on_there_and_with_numpy(self, bits, late, runtime):
-        states = []
-        run = on_device(bits, delay=0.4, runtime=runtime, epochs=3)
-        run.save = lambda state, *, done, final: states.append((state(), done))
-        whole = run.run()
+        whole, states = saved(on_device(bits, delay=0.4, runtime=runtime, epochs=3))
         assert len(states) >= 3
         for state, done in states:
             assert state.done == done
@@ -382,25 +324,22 @@ class TestResume:
         assert report["parameters_sha256"] == whole["parameters_sha256"]
 
     def test_a_state_of_numpy_goes_on_there(self, bits, late):
-        states = []
         run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
-        run.save = lambda state, *, done, final: states.append(state())
-        whole = run.run()
-        assert max(len(layer.ring) for state in states for layer in state.layers) > 4
-        for state in states:
+        whole, states = saved(run)
+        assert max(len(layer.ring) for state, _ in states for layer in state.layers) > 4
+        for state, _ in states:
             again = on_device(bits, delay=0.4, epochs=3)
             again.resume = state
             alike(again.run(), whole)
 
     def test_longer_rings_are_not_made_beside_the_shorter_ones(self, bits, double, monkeypatch):
         monkeypatch.setattr(cublas, "WORKSPACE", 256)  # a stream's, which stays with it
-        states = []
         run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
-        run.save = lambda state, *, done, final: states.append(state())
-        run.run()
+        _, states = saved(run)
         again = on_device(bits, delay=0.4, epochs=3)
         fakecupy.left.clear()
-        again.resume = max(states, key=lambda state: max(len(x.ring) for x in state.layers))
+        longest = max(states, key=lambda saved: max(len(x.ring) for x in saved[0].layers))
+        again.resume = longest[0]
         again.run()
         assert fakecupy.left[0] < bits.nbytes  # before the longer ones are made
 
@@ -451,20 +390,6 @@ class TestDivergence:
             on_device(bits, runtime=runtime).run()
         assert type(end.value.stack.layers[0].weight) is np.ndarray
         assert not library_threads()
-
-    def test_a_device_that_fails_does_not_hide_the_error(self, bits, double, monkeypatch):
-        def illegal_address(*_):
-            raise fakecupy.CUDARuntimeError(700, "cudaErrorIllegalAddress")
-
-        def break_down(learner: Learner, epoch: int, step: int) -> None:
-            monkeypatch.setattr(CupyBackend, "tohost", illegal_address)
-            monkeypatch.setattr(fakecupy.Stream, "synchronize", illegal_address)
-            raise ValueError("the first error")
-
-        before_steps(monkeypatch, break_down)
-        with pytest.raises(WorkerError, match="the first error") as end:
-            on_device(bits, runtime="serial").run()
-        assert end.value.stack is None
 
 
 class TestData:

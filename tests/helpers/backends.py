@@ -7,17 +7,20 @@ from typing import Any
 
 import fakecuda
 import fakecupy
+import numpy as np
 import pytest
 
 from syncpretrain.backends import recorder
 from syncpretrain.backends.base import Backend
 from syncpretrain.backends.choice import USUAL_BACKEND
 from syncpretrain.backends.cublas import Cublas
+from syncpretrain.backends.cuda_fused import LEAST_CAPABILITY
 from syncpretrain.backends.cuda_source import CudaSource
 from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.backends.gpu_check import import_cupy, missing
 from syncpretrain.backends.recorder import GraphRecorder
 from syncpretrain.backends.rows import HostRows
+from syncpretrain.events import EpochFinished, Event
 from syncpretrain.kernels.dispatch import register
 
 NO_GPU = missing()
@@ -56,6 +59,16 @@ def backend_of(name: str, monkeypatch: Any) -> Backend:
     return backend
 
 
+def with_tensor_cores(name: str, monkeypatch: Any) -> CupyBackend:
+    """Return a device with tensor cores: of the stand-in, or a GPU."""
+    monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
+    found = backend_of(name, monkeypatch)
+    assert isinstance(found, CupyBackend)
+    if int(found.xp.cuda.Device().compute_capability) < LEAST_CAPABILITY:
+        pytest.skip("no tensor cores for TF32 here")
+    return found
+
+
 def queued_on(monkeypatch: Any) -> list[str]:
     """Return a list of what is given to a device from now on, CuPy's or the stand-in's.
 
@@ -89,3 +102,14 @@ def as_it_is(monkeypatch) -> None:
     monkeypatch.setattr(
         recorder.GraphRecorder, "_record", lambda self, *_: setattr(self, "reason", "not asked for")
     )
+
+
+def errors_of(events: Iterable[Event]) -> np.ndarray:
+    """Return layer, epoch and errors of each epoch that ended, which must be numbers."""
+    ends = sorted(
+        (e.layer, e.epoch, e.train_error, e.validation_error)
+        for e in events
+        if isinstance(e, EpochFinished)
+    )
+    assert {type(number) for row in ends for number in row} == {int, float}
+    return np.array(ends)

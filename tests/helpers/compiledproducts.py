@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import emulatedtiles
 import numpy as np
 import pytest
 from bfloat16bydefinition import factors
@@ -16,6 +17,10 @@ BFLOAT16_FORMS = native.extension.bfloat16_forms() if native.extension else ()
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_FLAGS = set(CPU_INFO.read_text().split()) if CPU_INFO.is_file() else set()
 COMPILED = pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+PACKED = pytest.mark.skipif(
+    "pairs" not in BFLOAT16_FORMS or emulatedtiles.lacking() is not None,
+    reason=emulatedtiles.lacking() or "this CPU has no AVX512-BF16, which packs factors of tiles",
+)
 
 
 def compiled(

@@ -115,3 +115,12 @@ class Case:
             assert (array.base[:, -5:] == ASIDE).all()
         assert (scratch.base[:32] == ASIDE).all()
         assert (scratch.base[-32:] == ASIDE).all()
+
+
+class Drawn(Case):
+    """A case of numbers whose digits are lost by rounding."""
+
+    def whole_numbers(self, *shape):
+        array = self.filled(*shape)
+        array[...] = self.draws.normal(size=shape)
+        return array

@@ -9,7 +9,6 @@ import pytest
 from binaryunits import logistic, states
 
 from syncpretrain.kernels.activations import affine
-from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
     momentum_step,
@@ -216,11 +215,3 @@ def test_momentum_step(decay, l1):
         momentum_step(have_x, np.float32(g), have_v, **rate)
     np.testing.assert_allclose(have_x, x, atol=2e-6)
     np.testing.assert_allclose(have_v, v, atol=2e-6)
-
-
-def test_squared_error():
-    rng = np.random.default_rng(6)
-    x, y = np.float32(rng.random((2, 9, 5)))
-    expected = np.square(np.float64(x) - y).sum()
-    assert squared_error(x, y, out=np.empty_like(x)) == pytest.approx(expected, rel=1e-6)
-    assert squared_error(x, y, out=y) == pytest.approx(expected, rel=1e-6), "in place"

@@ -160,7 +160,7 @@ def test_sums_of_channels(shape):
     np.testing.assert_allclose(sums, images(x, shape).sum(axis=(0, 2, 3)))
 
 
-def standard_normal(shape, *lengths, kind="f8", seed=0):
+def standard_normal(*lengths, kind="f8", seed=0):
     rng = np.random.default_rng(seed)
     return rng.standard_normal(lengths).astype(kind)
 
@@ -170,8 +170,8 @@ def standard_normal(shape, *lengths, kind="f8", seed=0):
 @pytest.mark.parametrize("block", [1, 100, 2**18])
 def test_it_is_the_transposed_of_what_goes_back_to_the_places(shape, kind, block, monkeypatch):
     monkeypatch.setattr(convolution, "LONG_BLOCK", block)
-    x, y = (standard_normal(shape, 5, shape.visible, kind=kind, seed=seed) for seed in (1, 2))
-    weight = standard_normal(shape, shape.fan_in, shape.filters, kind=kind)
+    x, y = (standard_normal(5, shape.visible, kind=kind, seed=seed) for seed in (1, 2))
+    weight = standard_normal(shape.fan_in, shape.filters, kind=kind)
     code, places, at, back = (np.empty((5, n), kind) for n in 3 * [shape.hidden] + [shape.visible])
     scratch, bias = np.empty(scratch_size(shape), kind), np.zeros(shape.filters, kind)
     convolve(x, weight, bias, code, places, scratch, shape, "gaussian")
@@ -179,15 +179,15 @@ def test_it_is_the_transposed_of_what_goes_back_to_the_places(shape, kind, block
     rounding = 1e-4 if kind == "f4" else 1e-12
     np.testing.assert_allclose(at, code, rtol=rounding, atol=rounding)  # the maxima themselves
     convolve_at(y, weight, places, at, scratch, shape)
-    delta = standard_normal(shape, 5, shape.hidden, kind=kind, seed=3)
+    delta = standard_normal(5, shape.hidden, kind=kind, seed=3)
     convolve_back(delta, places, weight, back, scratch, shape)
     assert np.vdot(at, delta) == pytest.approx(np.vdot(y, back), rel=rounding, abs=rounding)
 
 
 @pytest.mark.parametrize("shape", REMEMBERED, ids=str)
 def test_each_number_is_that_of_the_place(shape):
-    x, y = (standard_normal(shape, 3, shape.visible, seed=seed) for seed in (1, 2))
-    weight = standard_normal(shape, shape.size, shape.size, shape.channels, shape.filters)
+    x, y = (standard_normal(3, shape.visible, seed=seed) for seed in (1, 2))
+    weight = standard_normal(shape.size, shape.size, shape.channels, shape.filters)
     flat, matrix = weight.reshape(shape.fan_in, -1), matrix_of(shape, weight)
     code, places, at = (np.empty((3, shape.hidden)) for _ in range(3))
     scratch, bias = np.empty(scratch_size(shape)), np.zeros(shape.filters)

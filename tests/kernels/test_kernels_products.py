@@ -1,19 +1,25 @@
-"""What products of float32 and of bfloat16 have in common: every compiled form of both."""
+"""What products of float32 and bfloat16 have in common: every compiled form, or emulated one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
 from itertools import product
+from types import ModuleType
 from typing import NamedTuple
 
+import emulatedtiles
 import numpy as np
 import pytest
-from bfloat16bydefinition import LAYOUTS, definition_of, factors, laid_out
+from bfloat16bydefinition import LAYOUTS, by_tiles, definition_of, factors, laid_out
 from compiledproducts import (
     BFLOAT16_FORMS,
     COMPILED,
     FLOAT32_FORMS,
     LEFT_TO_NUMPY,
+    PACKED,
+    REFUSED,
     A,
     B,
     assert_bits,
@@ -22,9 +28,9 @@ from compiledproducts import (
 )
 
 from syncpretrain.kernels import native
-from syncpretrain.kernels.precision import multiply_float32
+from syncpretrain.kernels.precision import PRECISIONS, multiply_bfloat16, multiply_float32, rounded
+from syncpretrain.kernels.program import Program, in_turn
 
-pytestmark = COMPILED
 INF, NAN = np.inf, np.nan
 OUT = LEFT_TO_NUMPY["float64"][2]
 
@@ -38,11 +44,13 @@ class Case(NamedTuple):
     definition: Callable[[np.ndarray, np.ndarray], np.ndarray]
     check: Callable[[np.ndarray, np.ndarray], None]
 
+    def told(self) -> str:
+        return f"{self.name} {self.form}"
+
     def __call__(self, a, b, *, out: np.ndarray | None = None) -> np.ndarray:
         return compiled(self.name, a, b, form=self.form, out=out)
 
 
-FUNCTIONS = ("multiply_float32", "multiply_bfloat16")
 CASES = [
     Case("multiply_float32", form, some_factors, multiply_float32.__wrapped__, assert_bits)
     for form in FLOAT32_FORMS
@@ -51,7 +59,62 @@ CASES += [
     Case("multiply_bfloat16", form, factors, definition_of(form), np.testing.assert_array_equal)
     for form in BFLOAT16_FORMS
 ]
-every_form = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.form}")
+
+
+@cache
+def emulated() -> ModuleType:
+    return emulatedtiles.loaded(emulatedtiles.library())
+
+
+class Emulated(Case):
+    """A form of the extension with emulated tiles; they must be used without a fault."""
+
+    def __call__(self, a, b, *, out: np.ndarray | None = None) -> np.ndarray:
+        functions = emulatedtiles.functions_of(emulatedtiles.library())
+        out = np.full((len(a), b.shape[1]), NAN, dtype=np.float32) if out is None else out
+        assert emulated().multiply_bfloat16(a, b, out, self.form) is out
+        assert functions.take_fault() is None
+        assert not functions.tiles_in_use()
+        return out
+
+
+EMULATED = [
+    Emulated("emulated", form, factors, by_tiles, np.testing.assert_array_equal)
+    for form in ("tiles", "portable tiles")
+]
+EQUATIONS = {"multiply_float32": multiply_float32, "multiply_bfloat16": multiply_bfloat16}
+ROUNDS = {"multiply_float32": np.float32, "multiply_bfloat16": rounded, "emulated": rounded}
+NO_MATRICES = ("a vector", "many matrices")  # of which own products of float32 have no definition
+LEFT = [
+    (name, what)
+    for name, what in product(EQUATIONS, LEFT_TO_NUMPY)
+    if name == "multiply_bfloat16" or what not in NO_MATRICES
+]
+EDGES = (1, 2, 3, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 30, 31, 32, 33, 47, 48, 63, 64, 65, 97)
+EDGES = (*EDGES, 127, 128, 129)
+SHAPES = [
+    *(tuple(np.random.default_rng(i).choice(EDGES, 3).tolist()) for i in range(100)),
+    *((5, k, 70) for k in (511, 512, 513, 516, 517, 1021, 1022, 1023, 1024, 1025, 1026)),
+    *((5, k, 70) for k in (2047, 2048, 2049)),
+    *((rows, 512, 3) for rows in (251, 252, 253, 254, 505)),  # rows of a block, of float32
+    *((rows, 1024, 3) for rows in (127, 128, 129, 257)),  # and of bfloat16
+    *((1019, 2, 1), (1020, 1, 2), (1021, 2, 2), (2041, 3, 17)),
+    *((65535, 2, 1), (65536, 1, 2), (65537, 2, 2)),
+    *((0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)),
+]
+compiled_form = pytest.mark.parametrize("case", CASES, ids=Case.told)
+every_form = pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(case, marks=PACKED) for case in EMULATED)], ids=Case.told
+)
+
+
+@every_form
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_form_has_the_bits_of_its_definition(shape, case):
+    a, b = case.factors(*shape)
+    expected = case.definition(a, b)
+    for left, right in product(LAYOUTS, LAYOUTS):
+        case.check(case(laid_out(a, left), laid_out(b, right)), expected)
 
 
 @every_form
@@ -121,7 +184,29 @@ def test_zeros_times_what_is_not_finite_are_not_a_number(what, columns, rows, ca
             assert (found[:, :-1] == 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 @every_form
+@pytest.mark.parametrize("inner", [3, 4, 41])
+@pytest.mark.parametrize("columns", [40, 64])
+def test_what_is_not_finite_reaches_the_product_as_in_numpy(columns, inner, case):
+    a, b = case.factors(20, inner, columns)
+    a[3, 0], a[5, 2], a[7, 1], a[9, 0] = INF, NAN, -INF, -INF
+    if case.name != "multiply_float32":
+        a[9, 1] = np.finfo(np.float32).max  # which rounds to infinity
+    b[1, 5], b[2, 6], b[0, 39] = -INF, NAN, 0
+    a[::2] = 0
+    expected = ROUNDS[case.name](a) @ ROUNDS[case.name](b)
+    assert np.isnan(expected).any()
+    assert np.isinf(expected).any()
+    for left, right in product(LAYOUTS, LAYOUTS):
+        found = case(laid_out(a, left), laid_out(b, right))
+        special = ~np.isfinite(expected)
+        np.testing.assert_array_equal(found[special], expected[special])
+        assert np.isfinite(found[~special]).all()
+        case.check(found, case.definition(a, b))
+
+
+@compiled_form
 @pytest.mark.parametrize("what", LEFT_TO_NUMPY)
 def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, case):
     before = [np.array(x, copy=True) for x in LEFT_TO_NUMPY[what]]
@@ -131,17 +216,87 @@ def test_what_has_no_compiled_form_is_left_to_numpy_untouched(what, case):
         np.testing.assert_array_equal(x, old)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@COMPILED
+@pytest.mark.parametrize("name", EQUATIONS)
 @pytest.mark.parametrize("arguments", [(), (A, B, OUT), (A, B, OUT, None, 1)])
 def test_another_number_of_arguments_is_refused(arguments, name):
     with pytest.raises(TypeError, match=f"got {len(arguments)} arguments; it takes 4"):
         getattr(native.extension, name)(*arguments)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@COMPILED
+@pytest.mark.parametrize("name", EQUATIONS)
 @pytest.mark.parametrize(
     "form", ["", "avx", "pair", "fast tiles", True, 1, b"portable", b"portable pairs"]
 )
 def test_an_unknown_form_is_refused(form, name):
     with pytest.raises(ValueError, match=rf"got the form {form!r}, which this CPU does not have"):
         getattr(native.extension, name)(A, B, OUT, form)
+
+
+# --------------------------------------------------------------------------- with and without forms
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 9, 3), (30, 130, 70), (100, 784, 50)])
+def test_products_are_near_to_those_of_the_exact_or_rounded_factors(shape, name):
+    a, b = factors(*shape, seed=3)
+    left, right = (ROUNDS[name](x).astype(np.float64) for x in (a, b))
+    bound = shape[1] * 2.0**-24 * (abs(left) @ abs(right))
+    for form in (EQUATIONS[name], EQUATIONS[name].__wrapped__):
+        out = np.empty((len(a), b.shape[1]), dtype=np.float32)
+        assert form(a, b, out=out) is out
+        assert (abs(out - left @ right) <= bound).all()
+        assert_bits(form(a, b), out)
+    for case in CASES:
+        assert case.name != name or (abs(case(a, b) - left @ right) <= bound).all(), case.form
+    if name == "multiply_bfloat16":
+        assert (out != a @ b).any(), "rounding matters"
+
+
+@pytest.mark.parametrize(("name", "what"), LEFT)
+def test_numpy_decides_what_it_is_left(name, what):
+    multiply = EQUATIONS[name]
+    if what in REFUSED:
+        a, b, out = LEFT_TO_NUMPY[what]
+        with pytest.raises(ValueError, match=r"mismatch|read-only"):
+            multiply(a, b, out=out)
+        return
+    a, b, out = deepcopy(LEFT_TO_NUMPY[what])  # a product may still be one of its factors
+    if name == "multiply_float32":
+        expected = multiply.__wrapped__(np.float32(a), np.float32(b))
+    else:
+        expected = rounded(np.asarray(a)) @ rounded(b)
+    found = multiply(a, b, out=out)
+    assert found is out
+    if name == "multiply_float32":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+PROGRAMS = [("matmul_float32", case) for case in CASES if case.name == "multiply_float32"]
+PROGRAMS += [(PRECISIONS["bfloat16"].operation, CASES[len(FLOAT32_FORMS)])] if CASES else []
+
+
+@pytest.mark.usefixtures("usual_form")
+@pytest.mark.parametrize(("operation", "case"), PROGRAMS, ids=str)
+@pytest.mark.parametrize("shape", [(5, 8, 3), (50, 130, 66), (20, 1030, 40)])
+def test_compiled_and_interpreted_programs_have_the_bits_of_the_definition(shape, operation, case):
+    a, b = case.factors(*shape)
+    half = shape[2] // 2
+    if case.name == "multiply_float32":
+        native.extension.keep_float32_form(case.form)
+        assert native.extension.float32_forms()[0] == case.form
+        assert sorted(native.extension.float32_forms()) == sorted(FLOAT32_FORMS)
+    for run in (Program.work, lambda own: in_turn(own.phases, 2)):
+        out, square = np.empty((shape[0], shape[2]), "f4"), np.empty((shape[1], shape[2]), "f4")
+        shards = [
+            [(operation, a, b[:, own], out[:, own])]
+            for own in (slice(None, half), slice(half, None))
+        ]
+        program = Program([shards, [[(operation, a.T, out, square)], []]], 0)
+        assert program.is_compiled
+        run(program)
+        assert_bits(out, case.definition(a, b))
+        assert_bits(square, case.definition(a.T, out))

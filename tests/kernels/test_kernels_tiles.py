@@ -1,4 +1,7 @@
-"""Products of bfloat16 in AMX's tiles, emulated: their bits, shapes, reads and writes."""
+"""AMX's tiles, emulated: their reads and writes, and training with them.
+
+The bits of products in tiles are those of the definition in ``test_kernels_products.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,19 @@ import json
 import os
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import emulatedtiles
 import numpy as np
 import pytest
-from bfloat16bydefinition import LAYOUTS, by_tiles, factors, laid_out
+from bfloat16bydefinition import by_tiles, factors
+from compiledproducts import BFLOAT16_FORMS, PACKED
 
 from syncpretrain.kernels import native
 
 LACKING = emulatedtiles.lacking()
 pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-HAS_PAIRS = native.extension is not None and "pairs" in native.extension.bfloat16_forms()
-PACKED = pytest.mark.skipif(
-    not HAS_PAIRS, reason="this CPU has no AVX512-BF16, which packs the factors of tiles"
-)
-HAS_TILES = native.extension is not None and "tiles" in native.extension.bfloat16_forms()
-EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 96, 100, 127, 128, 129)
-SHAPES = [
-    *(tuple(np.random.default_rng(i).choice(EDGES, 3).tolist()) for i in range(40)),
-    *((3, k, 70) for k in (992, 1023, 1024, 1025, 2047, 2048, 2049)),
-    *((rows, 1024, 3) for rows in (127, 128, 129)),  # rows of a block
-    *((4097, 2, 1), (4096, 30, 2)),
-    *((0, 3, 4), (3, 0, 4), (3, 4, 0)),
-]
+HAS_TILES = "tiles" in BFLOAT16_FORMS
 PANEL_COLUMNS = 128
 ROW = 4 * PANEL_COLUMNS  # bytes of a panel's
 
@@ -51,82 +42,14 @@ def tiles(emulated):
     assert not functions.tiles_in_use()
 
 
-def multiplied(extension, a, b, form: str = "tiles") -> np.ndarray:
-    out = np.full((len(a), b.shape[1]), np.nan, dtype=np.float32)
-    assert extension.multiply_bfloat16(a, b, out, form) is out
-    return out
-
-
-# ------------------------------------------------------------------------------- whole products
-
-
 @PACKED
 def test_tiles_come_first_where_there_are_some(emulated, tiles):
     forms = ("tiles", "pairs", "portable pairs", "portable tiles")
     assert emulated.bfloat16_forms() == forms
     a, b = factors(40, 100, 50)
-    np.testing.assert_array_equal(multiplied(emulated, a, b, None), by_tiles(a, b))
-
-
-@PACKED
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_in_tiles_has_the_bits_of_the_definition(emulated, tiles, shape):
-    a, b = factors(*shape)
-    expected = by_tiles(a, b)
-    for left, right in product(LAYOUTS, LAYOUTS):
-        found = multiplied(emulated, laid_out(a, left), laid_out(b, right))
-        np.testing.assert_array_equal(found, expected, f"{left}, {right}")
-    np.testing.assert_array_equal(multiplied(emulated, a, b, "portable tiles"), expected)
-
-
-@PACKED
-def test_a_part_of_a_product_has_the_bits_of_the_whole(emulated, tiles):
-    a, b = factors(80, 1100, 90)
-    whole = multiplied(emulated, a, b)
-    rng = np.random.default_rng(2)
-    for _ in range(20):
-        i, j = sorted(rng.integers(0, 81, 2)), sorted(rng.integers(0, 91, 2))
-        rows, columns = slice(*i), slice(*j)
-        part = multiplied(emulated, a[rows], b[:, columns])
-        np.testing.assert_array_equal(part, whole[rows, columns])
-        part = multiplied(emulated, b.T[columns], a.T[:, rows])
-        np.testing.assert_array_equal(part, whole[rows, columns].T)
-
-
-@PACKED
-def test_what_is_not_finite_stays_in_its_row_and_column(emulated, tiles):
-    """Rooms are filled up with 0, with which infinity would be no number."""
-    a, b = factors(40, 35, 40)
-    a[3, 34], b[34, 5] = np.inf, -np.inf
-    found = multiplied(emulated, a, b)
-    touched = np.zeros((40, 40), dtype=bool)
-    touched[3], touched[:, 5] = True, True
-    np.testing.assert_array_equal(~np.isfinite(found), touched)
-    np.testing.assert_array_equal(found[3], np.float32(np.inf) * np.where(b[34] > 0, 1, -1))
-
-
-@PACKED
-@pytest.mark.parametrize("shape", [(1, 3, 1), (17, 40, 33), (32, 32, 64), (45, 1025, 65)])
-def test_nothing_is_written_beside_a_product(emulated, tiles, shape):
-    a, b = factors(*shape)
-    wide = np.full((len(a) + 2, b.shape[1] + 40), 77, dtype=np.float32)
-    out = wide[1:-1, 19:-21]
-    emulated.multiply_bfloat16(a, b, out, "tiles")
+    out = np.empty((40, 50), dtype=np.float32)
+    assert emulated.multiply_bfloat16(a, b, out, None) is out
     np.testing.assert_array_equal(out, by_tiles(a, b))
-    out[:] = 77
-    assert (wide == 77).all()
-
-
-@pytest.mark.skipif(not HAS_TILES, reason="this CPU has no AMX, or the kernel does not permit it")
-def test_real_tiles_have_the_bits_of_emulated_ones(emulated, tiles):
-    for shape in SHAPES:
-        a, b = factors(*shape, seed=5)
-        for left, right in product(LAYOUTS, LAYOUTS):
-            given = laid_out(a, left), laid_out(b, right)
-            real, other = (
-                multiplied(extension, *given) for extension in (native.extension, emulated)
-            )
-            np.testing.assert_array_equal(real, other, f"{shape}, {left}, {right}")
 
 
 # ------------------------------------------------------------------------------- packed factors

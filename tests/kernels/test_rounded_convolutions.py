@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from barpictures import bars, tuned
 from convolutionalruns import LAYERS, MODELS, train
-from convolutioncases import FORMS, Case, part_of, shapes
+from convolutioncases import FORMS, Drawn, part_of, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linkedchains import NETWORKS, as_float32, examples
@@ -23,7 +23,6 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels import native
 from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_gradient
 from syncpretrain.kernels.precision import rounded
-from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
@@ -36,15 +35,6 @@ EQUATIONS = {"up": convolve, "gradient": convolve_gradient, "back": convolve_bac
 needs_extension = pytest.mark.skipif(
     native.extension is None, reason="the compiled kernels are not there"
 )
-
-
-class Drawn(Case):
-    """A case of numbers whose digits are lost by rounding."""
-
-    def whole_numbers(self, *shape):
-        array = self.filled(*shape)
-        array[...] = self.draws.normal(size=shape)
-        return array
 
 
 def case_of(shape, number=True, **options):
@@ -122,32 +112,6 @@ def test_numpy_adds_the_same_rounded_terms(shape):
     theirs = results(case, {name.__name__: name.__wrapped__ for name in EQUATIONS.values()})
     for ours, others in zip(results(case, FORMS), theirs, strict=True):
         np.testing.assert_allclose(ours, others, rtol=1e-4, atol=1e-4)
-
-
-@needs_extension
-@pytest.mark.parametrize("shape", [SHAPE, POOLED])
-def test_a_program_has_the_bits_of_its_equations(shape):
-    case, none = case_of(shape, examples=4, places=shape.has_places), np.empty(0, np.float32)
-    places, scratch = case.places if shape.has_places else none, case.scratch()
-    out, dW, dx = (np.empty_like(a) for a in (case.delta, case.weight, case.x))
-    given, own = case.shape, (0, shape.filters)
-    up = (case.x, case.weight, case.bias, out, none, scratch, given, "gaussian", *own)
-    program = Program(
-        [
-            [[("convolve", *up)]],
-            [[("convolve_gradient", case.x, case.delta, places, dW, scratch, given, *own)]],
-            [[("convolve_back", case.delta, places, case.weight, dx, scratch, given, 0, 2)]],
-        ],
-        0,
-    )
-    assert program.is_compiled
-    in_turn(program, 1)
-    expected = results(case, FORMS, channels=slice(0, 2))
-    np.testing.assert_array_equal(out, expected[0])
-    np.testing.assert_array_equal(dW, expected[1])
-    of = (4, shape.channels, -1) if shape.channels_first else (4, -1, shape.channels)
-    seen = (slice(None), slice(0, 2)) if shape.channels_first else (..., slice(0, 2))
-    np.testing.assert_array_equal(dx.reshape(of)[seen], expected[2].reshape(of)[seen])
 
 
 # ----------------------------------------------------------------------------------------- learners
