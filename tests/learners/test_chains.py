@@ -15,7 +15,7 @@ from syncpretrain.errors import DataError, ModelFileError, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.contrastive_divergence import centre, phase_differences
 from syncpretrain.learners.rbm import OFFSET_RATE
-from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.learners.steps import load_state
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.units.kinds import kind_of
 
@@ -296,9 +296,3 @@ def test_a_convolution_has_neither(given):
     X = np.zeros((20, 16), np.float32)
     with pytest.raises(SettingsError, match="for layer 1, a convolution"):
         pretrain(X, layers="1x4x4,conv:4x2,5", **given)
-
-
-def test_a_whole_step_of_either_is_no_program():
-    assert isinstance(step_for(make(), 1, "examples"), WholeStep)
-    plain = {"persistent": False, "chains": 0}
-    assert isinstance(step_for(make(centred=True, **plain), 1, "examples"), WholeStep)

@@ -8,8 +8,6 @@ from chainedlearners import VISIBLE, make
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.learners.steps import WholeStep
-from syncpretrain.pretraining.build import step_for
 
 
 def drawn(rbm, X, *, epoch=1):
@@ -65,11 +63,6 @@ def test_binary_columns_beside_others_are_drawn():
     rbm._sample_input(v0 := X.copy(), 1, 0)
     assert set(np.unique(v0[:, :2])) == {0, 1}
     np.testing.assert_array_equal(v0[:, 2:], X[:, 2:])
-
-
-def test_a_step_that_draws_its_input_is_no_program():
-    own = {"persistent": False, "chains": 0, "sample_input": True}
-    assert isinstance(step_for(make(**own), 1, "examples"), WholeStep)
 
 
 @pytest.mark.parametrize(

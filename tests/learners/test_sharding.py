@@ -5,7 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from minibatches import gradient, train
+from learnersteps import assert_close, assert_same_bits
+from linkedchains import backwards, interpreted
+from minibatches import train
 from onelayer import layer_settings
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
 
@@ -14,7 +16,7 @@ from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.kernels.averaging import add_tree, sum_in_order
-from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
@@ -44,29 +46,12 @@ def examples(rows: int = 40) -> np.ndarray:
     return np.random.default_rng(3).random((rows, VISIBLE), dtype=np.float32)
 
 
-def backwards(phases, shards):
-    """Work the shards of a phase in the opposite order, one equation after another."""
-    for phase in phases.phases if isinstance(phases, Program) else phases:
-        for shard in reversed(range(shards)):
-            phase(shard)
-
-
-def interpreted(work, shards):
-    """Work a program's equations one after another, as where there is no compiler."""
-    in_turn(work.phases if isinstance(work, Program) else work, shards)
-
-
 def trained(training: Step, run=in_turn, *, steps=range(6), rows: int = BATCH) -> list[float]:
     X = examples()
     return [
         training.train_step(X, np.arange(step, step + rows), epoch=1, step=step, run=run)
         for step in steps
     ]
-
-
-def assert_same_bits(one: Learner, other: Learner) -> None:
-    for mine, theirs in zip(one.parameters, other.parameters, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_cuts_make_up_the_whole():
@@ -124,15 +109,13 @@ def test_a_compiled_step_is_the_interpreted_one(shards, visible_units):
     one, other = (make("rbm", cd_steps=2, visible_units=visible_units) for _ in range(2))
     errors = trained(ByUnits(one, shards)), trained(ByUnits(other, shards), interpreted)
     np.testing.assert_allclose(*errors, rtol=1e-5)
-    for mine, theirs in zip(one.parameters, other.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(one, other)
 
 
 def test_one_shard_of_units_is_the_whole_step():
     whole, one = make("rbm"), make("rbm")
     np.testing.assert_allclose(trained(WholeStep(whole)), trained(ByUnits(one, 1)), rtol=1e-5)
-    for mine, theirs in zip(whole.parameters, one.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(whole, one)
 
 
 class Certain(RBM):
@@ -154,8 +137,7 @@ def test_shards_do_what_the_whole_step_does(shards, split, cd_steps, rows):
     steps = WholeStep(whole), step_for(cut, shards, split)
     errors = [trained(training, rows=rows) for training in steps]
     np.testing.assert_allclose(*errors, rtol=1e-5)
-    for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(whole, cut)
 
 
 @pytest.mark.parametrize("shards", [2, 3])
@@ -165,8 +147,7 @@ def test_an_autoencoder_in_shards_of_examples(shards, tied, changed):
     whole, cut = (make("autoencoder", tied=tied, **changed) for _ in range(2))
     errors = trained(WholeStep(whole)), trained(step_for(cut, shards, "examples"))
     np.testing.assert_allclose(*errors, rtol=1e-5)
-    for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(whole, cut)
 
 
 def test_the_first_shard_of_units_draws_other_numbers_than_the_second():
@@ -186,7 +167,10 @@ def test_an_autoencoder_is_not_split_by_units():
         step_for(make("autoencoder"), 2, "units")
 
 
-@pytest.mark.parametrize("option", ["persistent", "sparsity_cost", "hidden_dropout"])
+OTHERWISE = ["persistent", "sparsity_cost", "hidden_dropout", "sample_input", "centred"]
+
+
+@pytest.mark.parametrize("option", OTHERWISE)
 def test_a_whole_step_is_a_program_where_it_is_plain(option):
     assert isinstance(step_for(make("rbm"), 1, "examples"), ByUnits)
     assert isinstance(step_for(make("rbm", **{option: 0.5}), 1, "examples"), WholeStep)
@@ -228,8 +212,7 @@ def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
     whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
     for training in (WholeStep(whole), step_for(cut, 2, "examples")):
         training.train_step(examples(), np.arange(BATCH), epoch=1, step=0)
-    for mine, theirs in zip(whole.parameters, cut.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(whole, cut)
 
 
 def chain(units: str = "bernoulli") -> list[Affine]:
@@ -270,34 +253,6 @@ def test_a_network_in_shards_takes_the_step_of_the_whole(shards, split, units, r
         network.reported = error
     assert whole.reported == pytest.approx(cut.reported, rel=1e-4)
     np.testing.assert_allclose(whole.parameters, cut.parameters, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("split", ["units", "examples"])
-def test_the_order_of_a_networks_shards_changes_no_bit(split):
-    dropout = Dropout(input=0.2, hidden=0.4, seed=3)
-    x = np.random.default_rng(4).random((10, 11), dtype=np.float32)
-    found = []
-    for run in (interpreted, backwards):
-        own = {"batch_size": 10, "dropout": dropout, "shards": 3, "split": split}
-        network = Network(chain(), loss="squared", **own)
-        optimizer = gradient_descent(network, momentum=0.9, nesterov=True)
-        for step in range(4):
-            train(optimizer, x, x[:, :8], rate=0.1, epoch=1, step=step, run=run)
-        found.append(network.parameters)
-    np.testing.assert_array_equal(*found)
-
-
-@pytest.mark.parametrize("split", ["units", "examples"])
-def test_what_dropout_leaves_out_depends_neither_on_shards_nor_on_the_split(split):
-    dropout = Dropout(input=0.2, hidden=0.4, seed=3)
-    x = np.random.default_rng(4).random((10, 11), dtype=np.float32)
-    gradients = []
-    for shards in (1, 3):
-        own = {"batch_size": 10, "dropout": dropout, "shards": shards, "split": split}
-        network = Network(chain(), loss="squared", **own)
-        gradient(network, x, x[:, :8], epoch=2, step=7)
-        gradients.append(network.gradients)
-    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
