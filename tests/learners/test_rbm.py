@@ -5,13 +5,13 @@ import tracemalloc
 import numpy as np
 import pytest
 from binaryunits import logistic, states
-from onelayer import layer_settings
+from learnersteps import assert_same_bits, train_whole
+from onelayer import layer_settings, set_parameters
 
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN = 6, 4
@@ -29,15 +29,6 @@ def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, layer: int = 1, **
     return RBM(layer, visible, hidden, layer_settings(**(settings | changed)))
 
 
-def set_parameters(rbm: RBM, *, scale: float = 0.8, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Give it parameters that matter; return them as W, a, b in float64."""
-    rng = np.random.default_rng(seed)
-    rbm.weight[:] = rng.normal(0, scale, rbm.weight.shape)
-    rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)
-    rbm.hidden_bias[:] = rng.normal(0, 0.5, rbm.hidden_bias.shape)
-    return tuple(map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias)))
-
-
 def probability(p: np.ndarray, h: np.ndarray) -> np.ndarray:
     """Of every binary state h, of shape (states, units), under p, of shape (rows, units)."""
     return np.where(h[None] == 1, p[:, None], 1 - p[:, None]).prod(axis=2)
@@ -48,35 +39,6 @@ def run_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int = 1, step: int = 0):
     X[1::2] = v0  # the rows in between are none of the minibatch
     error = rbm.gradient(X, np.arange(1, len(X), 2), epoch=epoch, step=step)
     return error, tuple(g.copy() for g in rbm.gradients)
-
-
-def transcribed_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int, step: int):
-    """CD-k word for word, float64, with the same uniform draws."""
-    W, a, b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
-    settings = rbm.settings
-    h0 = logistic(v0 @ W + b)
-    h = h0
-    for k in range(settings.cd_steps):
-        draws = Address(settings.seed, Purpose.HIDDEN, rbm.layer, epoch, step, k << 32).generator()
-        sampled = draws.random(h.shape, dtype=np.float32) < h
-        v = logistic(sampled @ W.T + a)
-        h = logistic(v @ W + b)
-    n = len(v0)
-    dW = (v0.T @ h0 - v.T @ h) / n
-    return np.square(v0 - v).sum(), (dW, (v0 - v).mean(axis=0), (h0 - h).mean(axis=0))
-
-
-@pytest.mark.parametrize("cd_steps", [1, 2, 5])
-@pytest.mark.parametrize("examples", [10, 7])
-def test_gradient_equals_its_transcription(cd_steps, examples):
-    rbm = make_rbm(cd_steps=cd_steps, layer=2)
-    set_parameters(rbm)
-    v0 = np.random.default_rng(1).random((examples, VISIBLE)).astype(np.float32)
-    expected_error, expected = transcribed_gradient(rbm, v0, epoch=3, step=5)
-    error, found = run_gradient(rbm, v0, epoch=3, step=5)
-    assert error == pytest.approx(expected_error, rel=1e-5)
-    for have, want in zip(found, expected, strict=True):
-        np.testing.assert_allclose(have, want, atol=2e-6)
 
 
 def expected_gradient(parameters, data: np.ndarray, cd_steps: int):
@@ -118,7 +80,8 @@ def test_many_steps_approach_the_exact_gradient_of_the_log_likelihood():
     v, data = states(VISIBLE), (np.random.default_rng(2).random((6, VISIBLE)) < 0.4).astype(float)
     distances = []
     for scale in (0.4, 0.1, 0.02):
-        W, a, b = parameters = set_parameters(make_rbm(), scale=scale)
+        W, a, b = parameters = set_parameters(make_rbm())
+        W *= scale / 0.6
         p = np.exp(v @ a + np.logaddexp(0, v @ W + b).sum(axis=1))
         p /= p.sum()
         model = (v * p[:, None]).T @ logistic(v @ W + b)
@@ -139,33 +102,7 @@ def test_a_step_is_gradient_then_update():
     run_gradient(halves, X)
     np.testing.assert_array_equal(halves.weight, before.weight, "gradient moves nothing")
     halves.update(epoch=1)
-    np.testing.assert_array_equal(halves.weight, whole.weight)
-    np.testing.assert_array_equal(halves.visible_bias, whole.visible_bias)
-    np.testing.assert_array_equal(halves.hidden_bias, whole.hidden_bias)
-
-
-def test_training_equals_its_float64_transcription():
-    """Momentum by epoch, weight decay of the weights alone, over 4 epochs of 3 minibatches."""
-    rbm = make_rbm()
-    training = WholeStep(rbm)
-    W, a, b = parameters = list(set_parameters(rbm))
-    velocities = [np.zeros_like(p) for p in parameters]
-    X = np.random.default_rng(4).random((28, VISIBLE)).astype(np.float32)
-    for epoch in range(1, 5):
-        for step, start in enumerate(range(0, 28, 10)):
-            rows = np.arange(start, min(start + 10, 28))
-            _, gradients = transcribed_gradient(rbm, np.float64(X[rows]), epoch=epoch, step=step)
-            for parameter, gradient, velocity in zip(
-                parameters, gradients, velocities, strict=True
-            ):
-                decay = 0.001 if parameter is W else 0.0
-                velocity *= 0.5 if epoch <= 2 else 0.9
-                velocity += 0.1 * (gradient - decay * parameter)
-                parameter += velocity
-            training.train_step(X, rows, epoch=epoch, step=step)
-            np.testing.assert_allclose(rbm.weight, W, atol=2e-5)
-    np.testing.assert_allclose(rbm.visible_bias, a, atol=2e-5)
-    np.testing.assert_allclose(rbm.hidden_bias, b, atol=2e-5)
+    assert_same_bits(halves, whole)
 
 
 def bars_and_stripes() -> np.ndarray:
@@ -187,14 +124,6 @@ def exact_log_likelihood(rbm: RBM, data: np.ndarray) -> float:
     return float(minus_free_energy(data).mean() - np.logaddexp.reduce(every))
 
 
-def train(rbm: RBM, X: np.ndarray, epochs: range) -> float:
-    for epoch in epochs:
-        error = train_epoch(
-            rbm, WholeStep(rbm), X, epoch=epoch, stop=lambda: False, progress=lambda _: None
-        )
-    return error
-
-
 def test_it_learns_bars_and_stripes():
     pictures = bars_and_stripes()
     assert len(pictures) == 14
@@ -202,7 +131,7 @@ def test_it_learns_bars_and_stripes():
     rbm = make_rbm(9, 16, weight_decay=0.0, batch_size=14, cd_steps=3, learning_rate=0.05)
     likelihoods = [exact_log_likelihood(rbm, pictures)]
     for first in range(1, 400, 100):
-        train(rbm, X, range(first, first + 100))
+        train_whole(rbm, X, range(first, first + 100))
         likelihoods.append(exact_log_likelihood(rbm, pictures))
     assert likelihoods[0] == pytest.approx(-9 * np.log(2), abs=0.05), "it starts at chance"
     assert likelihoods[1] > likelihoods[0] + 1
@@ -263,19 +192,7 @@ def test_divergence_is_told_with_layer_epoch_and_a_lower_rate():
     rbm = make_rbm(layer=3, learning_rate=1e6)
     X = np.random.default_rng(8).random((30, VISIBLE)).astype(np.float32)
     with pytest.raises(DivergedError, match=r"layer 3 diverged in epoch 1: .*try 0\.1"):
-        train(rbm, X, range(1, 20))
-
-
-def test_a_snapshot_is_a_copy_and_can_be_restored():
-    rbm = make_rbm()
-    set_parameters(rbm)
-    snapshot, weight = rbm.snapshot(), rbm.weight.copy()
-    train(rbm, np.ones((20, VISIBLE), dtype=np.float32), range(1, 3))
-    np.testing.assert_array_equal(snapshot.weight, weight)
-    rbm.restore(snapshot)
-    rbm.restart()
-    np.testing.assert_array_equal(rbm.weight, weight)
-    assert not any(velocity.any() for velocity in rbm._velocities), "the velocities start anew"
+        train_whole(rbm, X, range(1, 20))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
