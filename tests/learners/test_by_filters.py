@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from learnersteps import assert_close, assert_same_bits
+from linkedchains import backwards
 
 from syncpretrain.errors import SettingsError
 from syncpretrain.learners.convolution import RBMByFilters
@@ -15,6 +17,13 @@ from syncpretrain.settings import settings_from
 pytestmark = pytest.mark.usefixtures("forked_layers")
 TEXT = "2x6x6,conv:4x3,conv:6x2:1{}"
 POOLED = TEXT.format(",pool:5")
+SMALL = "1x4x4,conv:4x3,2"
+BY_EXAMPLES = [  # what convolutions have with that split alone, and what a refusal calls it
+    ("persistent", True, "it"),
+    ("hidden_dropout", 0.5, "0.5"),
+    ("sample_visible", True, "it"),
+    ("sample_input", True, "it"),
+]
 KINDS = {
     "autoencoder": {"model": "autoencoder"},
     "untied": {"model": "autoencoder", "tied": False, "loss": "squared"},
@@ -59,8 +68,7 @@ def test_a_step_is_the_whole_one_up_to_rounding(kind, pooling, layer):
     step, X = WholeStep(whole), pictures(whole.current().shape)
     expected = [step.train_step(X, np.arange(7), epoch=1, step=s) for s in (0, 1)]
     np.testing.assert_allclose(errors, expected, rtol=1e-5)
-    for mine, theirs in zip(parameters, whole.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(parameters, whole.parameters)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -88,17 +96,11 @@ def test_one_shard_draws_what_the_whole_layer_draws(kind):
         for step in (RBMByFilters(found, 1), WholeStep(whole))
     ]
     assert errors[0] == pytest.approx(errors[1], rel=1e-5)
-    for mine, theirs in zip(found.parameters, whole.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(found, whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_order_nor_workers_change_a_bit(kind):
-    def backwards(phases, shards):
-        for phase in phases:
-            for shard in reversed(range(shards)):
-                phase(shard)
-
     noise = {} if kind.startswith("rbm") else {"model": "denoising", "corruption": "masking:0.3"}
     found = [step_of(learner(kind, **noise), 4)[:2]]
     found += [step_of(learner(kind, **noise), 4, backwards)[:2]]
@@ -111,8 +113,7 @@ def test_neither_order_nor_workers_change_a_bit(kind):
             assert pool.close() == []
     for errors, parameters in found[1:]:
         assert errors == found[0][0]
-        for mine, theirs in zip(parameters, found[0][1], strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        assert_same_bits(parameters, found[0][1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,41 +145,34 @@ def test_it_goes_on_from_a_snapshot_in_the_same_bits():
 @pytest.mark.parametrize(
     ("layers", "asked", "message"),
     [
-        ("4,3", {"split": "filters"}, "split: got filters for layers without convolutions"),
+        ("4,3", {}, "split: got filters for layers without convolutions"),
         ("4,3", {"split": "hybrid"}, "split: got hybrid for layers without convolutions"),
         (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": (5, 1)},
+            SMALL,
+            {"shards": (5, 1)},
             "shards: got 5 for layer 1, expected at most 4, the filters there are",
         ),
         (
-            "1x4x4,conv:4x3,2",
+            SMALL,
             {"split": "hybrid", "shards": (1, 2), "model": "denoising"},
             "split: got hybrid with model denoising, expected examples; only RBMs are split",
         ),
         (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": 2, "persistent": True},
-            "persistent: got it for layer 1, a convolution, expected split examples with it",
-        ),
-        (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": 2, "hidden_dropout": 0.5},
-            "hidden_dropout: got 0.5 for layer 1, a convolution, expected split examples with it",
-        ),
-        (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": (2, 1), "sample_visible": True},
-            "sample_visible: got it for layer 1, a convolution, expected split examples with it",
-        ),
-        (
-            "1x4x4,conv:4x3,pool:2:prob,2",
-            {"split": "filters", "shards": 2},
+            SMALL.replace(",2", ",pool:2:prob,2"),
+            {"shards": 2},
             "split: got filters for layer 1, a convolution, expected examples with pooling by",
+        ),
+        *(
+            (
+                SMALL,
+                {"shards": (2, 1), name: value},
+                f"{name}: got {got} for layer 1, a convolution, expected split examples with it",
+            )
+            for name, value, got in BY_EXAMPLES
         ),
     ],
 )
 def test_what_is_not_split_so(layers, asked, message):
     with pytest.raises(SettingsError) as caught:
-        settings_from(layers, **asked)
+        settings_from(layers, **{"split": "filters", **asked})
     assert str(caught.value).startswith(message)

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
+from learnersteps import assert_close, train_whole
 from onelayer import layer_settings, set_parameters
 from unitkinds import KINDS, MEANS, UNITS, examples_for
 
 from syncpretrain.kernels.backprop import corrupt
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
-from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Purpose, generator
 from syncpretrain.settings import MomentumSchedule
@@ -82,8 +81,7 @@ def assert_downhill(learner, shape, x, z) -> None:
     parameters = set_parameters(learner)
     learner.gradient(x, np.arange(len(x)), epoch=2, step=5)
     ways = directions(shape, parameters, learner.settings, np.float64(x), np.float64(z))
-    for have, way in zip(learner.gradients, ways, strict=True):
-        np.testing.assert_allclose(have, way, rtol=2e-5, atol=2e-6)
+    assert_close(learner.gradients, ways, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -180,21 +178,7 @@ def test_shards_by_examples_make_the_whole_step(shards, tied):
         training = step_for(learner, count, "examples")
         for step, rows in enumerate((np.arange(7), np.arange(7, 11))):
             training.train_step(x, rows, epoch=1, step=step)
-    for one, other in zip(whole.parameters, cut.parameters, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_it_goes_on_from_a_snapshot_and_a_state_in_the_same_bits():
-    x = images(SHAPE, 8)
-    learner, other = make(tied=False), make(tied=False, seed=4)
-    training, continued = WholeStep(learner), WholeStep(other)
-    training.train_step(x, np.arange(4), epoch=1, step=0)
-    state = {name: array.copy() for name, array in training.state().items()}
-    load_state(other, continued, learner.snapshot(), state)
-    for own in (training, continued):
-        own.train_step(x, np.arange(4, 8), epoch=1, step=1)
-    for one, two in zip(learner.parameters, other.parameters, strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_close(whole, cut)
 
 
 def test_a_snapshot_of_another_shape_is_refused():
@@ -214,11 +198,5 @@ def test_it_learns_to_reconstruct_crosses(name):
         image[row : row + 2, column : column + 2] = patterns[rng.integers(2)]
     x = x.reshape(200, -1)
     learner = make(shape, batch_size=20, loss="cross-entropy", learning_rate=1.0)
-    training, errors = WholeStep(learner), []
-    for epoch in range(1, 31):
-        errors.append(
-            train_epoch(
-                learner, training, x, epoch=epoch, stop=lambda: False, progress=lambda _: None
-            )
-        )
+    errors = train_whole(learner, x, range(1, 31))
     assert errors[-1] < 0.6 < 1.5 < errors[0], f"{errors}: 2 is that of black images"

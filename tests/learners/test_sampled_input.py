@@ -76,14 +76,3 @@ def test_binary_columns_beside_others_are_drawn():
 def test_it_is_refused_where_nothing_binary_is_drawn(bits, given, message):
     with pytest.raises(SettingsError, match=message):
         pretrain(bits, hidden=[12, 8], sample_input=True, **given)
-
-
-def test_filters_take_the_input_as_it_is():
-    with pytest.raises(SettingsError, match="sample_input: got it for layer 1, a convolution"):
-        pretrain(
-            np.zeros((20, 16), np.float32),
-            layers="1x4x4,conv:4x2,5",
-            split="filters",
-            shards=(2, 1),
-            sample_input=True,
-        )
