@@ -8,6 +8,7 @@ from learnersteps import assert_close, assert_same_bits
 from linkedchains import backwards
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.convolution import RBMByFilters
 from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.parallel.worker_pool import WorkerPool
@@ -49,12 +50,11 @@ def pictures(shape, rows=7):
     return np.random.default_rng(2).random((rows, shape.visible), dtype=np.float32)
 
 
-def step_of(one, shards, run=None, rows=7):
-    """Take two steps; return the error of the last, and what it left."""
-    step = step_for(one, shards, "filters")
+def step_of(one, shards=None, run=in_turn):
+    """Take two steps, whole or in shards; return the errors, the parameters, and the step."""
+    step = WholeStep(one) if shards is None else step_for(one, shards, "filters")
     X = pictures(one.current().shape)
-    options = {} if run is None else {"run": run}
-    errors = [step.train_step(X, np.arange(rows), epoch=1, step=s, **options) for s in (0, 1)]
+    errors = [step.train_step(X, np.arange(7), epoch=1, step=s, run=run) for s in (0, 1)]
     return errors, [parameter.copy() for parameter in one.parameters], step
 
 
@@ -63,27 +63,23 @@ def step_of(one, shards, run=None, rows=7):
 @pytest.mark.parametrize("kind", ["autoencoder", "untied"])
 def test_a_step_is_the_whole_one_up_to_rounding(kind, pooling, layer):
     text = TEXT.format(pooling)
-    found, whole = (learner(kind, text, layer) for _ in range(2))
-    errors, parameters, _ = step_of(found, 3)
-    step, X = WholeStep(whole), pictures(whole.current().shape)
-    expected = [step.train_step(X, np.arange(7), epoch=1, step=s) for s in (0, 1)]
-    np.testing.assert_allclose(errors, expected, rtol=1e-5)
-    assert_close(parameters, whole.parameters)
+    errors, parameters, _ = step_of(learner(kind, text, layer), 3)
+    wanted, whole, _ = step_of(learner(kind, text, layer))
+    np.testing.assert_allclose(errors, wanted, rtol=1e-5)
+    assert_close(parameters, whole)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("kind", ["rbm", "rbm of three steps"])
 def test_a_step_of_an_rbm_whose_units_are_certain_is_the_whole_one(kind, layer):
     """Weights so large that no unit is left to chance, which every shard has its own of."""
-    made = {}
-    for name in ("shards", "whole"):
-        made[name] = one = learner(kind, POOLED, layer, visible_units="gaussian")
+    certain, whole = (learner(kind, POOLED, layer, visible_units="gaussian") for _ in range(2))
+    for one in (certain, whole):
         one.weight *= 1e6
-    errors, parameters, _ = step_of(made["shards"], 3)
-    step, X = WholeStep(made["whole"]), pictures(made["whole"].current().shape)
-    expected = [step.train_step(X, np.arange(7), epoch=1, step=s) for s in (0, 1)]
-    np.testing.assert_allclose(errors, expected, rtol=1e-4)
-    for mine, theirs in zip(parameters, made["whole"].parameters, strict=True):
+    errors, parameters, _ = step_of(certain, 3)
+    wanted, whole_parameters, _ = step_of(whole)
+    np.testing.assert_allclose(errors, wanted, rtol=1e-4)
+    for mine, theirs in zip(parameters, whole_parameters, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
 
 
