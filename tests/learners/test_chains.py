@@ -233,6 +233,9 @@ def test_centring_learns_spins_in_a_few_updates(monkeypatch):
 # What a stack keeps of them
 
 
+CONVOLUTIONS = {"hidden": None, "layers": "1x4x4,conv:4x2,5"}
+
+
 @pytest.fixture(scope="module")
 def stack(bits):
     how = {"hidden": [12, 5], "epochs": 1, "batch_size": 40, "warn": False}
@@ -283,16 +286,12 @@ def test_chains_that_are_not_there(stack, layer, message):
         ({"backend": "cupy", "shards": 2}, "backend: got cupy with chains in shards"),
         ({"backend": "cupy", "centred": True}, "backend: got cupy with the centred gradient"),
         ({"model": "autoencoder", "persistent": False}, "chains: got 9 with model autoencoder"),
+        (CONVOLUTIONS, "for layer 1, a convolution"),
+        (CONVOLUTIONS | {"persistent": False, "chains": 0, "centred": True},
+         "for layer 1, a convolution"),
     ],
 )  # fmt: skip
 def test_chains_and_centring_are_refused_where_they_cannot_be(bits, given, message):
     how = {"hidden": [12], "persistent": True, "chains": 9} | given
     with pytest.raises(SettingsError, match=message):
         pretrain(bits, **how)
-
-
-@pytest.mark.parametrize("given", [{"persistent": True, "chains": 9}, {"centred": True}])
-def test_a_convolution_has_neither(given):
-    X = np.zeros((20, 16), np.float32)
-    with pytest.raises(SettingsError, match="for layer 1, a convolution"):
-        pretrain(X, layers="1x4x4,conv:4x2,5", **given)
