@@ -213,8 +213,3 @@ class TestRefusedSettings:
     def test_cross_entropy_of_gaussian_visible_units(self):
         stack = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
         refused(DataError, "loss: got cross-entropy for gaussian", stack, loss="cross-entropy")
-
-    def test_predictions_of_a_stack_without_a_head(self):
-        for predict in (make_stack().predict, make_stack().predict_proba):
-            with pytest.raises(DataError, match="fine-tune it"):
-                predict(toy()[0])

@@ -181,13 +181,6 @@ def test_labels_that_are_too_many_give_way_to_two_clusters():
     assert rows[0][:2] == ("A", "50.0 %")
 
 
-def test_rows_without_a_label_make_no_region():
-    labels = np.array([1] * 40 + [-1] * 20 + [0] * 40)
-    found = Stack((two_modes(0.3, 0),)).mixing(MODES, labels, steps=20)
-    assert found.regions == ("0", "1")
-    np.testing.assert_allclose(found.occupancy["data"], 0.5)
-
-
 def test_equal_examples_have_one_region():
     found = Stack((two_modes(0.3, 0),)).mixing(MODES[:10], steps=20)
     assert found.occupancy["data"].max() == 1
@@ -259,6 +252,7 @@ def test_no_class_makes_no_region(lost):
     labels = [own[0]] * 40 + [lost] * 20 + [own[1]] * 40
     found = Stack((two_modes(0.3, 0),)).mixing(MODES, labels, steps=20)
     assert found.regions == tuple(map(str, own))
+    np.testing.assert_allclose(found.occupancy["data"], 0.5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
