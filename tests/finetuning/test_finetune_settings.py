@@ -99,13 +99,6 @@ class TestSchedule:
         tuned(epochs=2, batch_size=30, **settings)
         assert seen == pytest.approx(rates)
 
-    def test_the_first_step_is_that_of_a_constant_rate_and_the_next_are_not(self):
-        settings = {"optimizer": "sgd", "batch_size": 60}
-        one = [tuned(epochs=1, rate_schedule=s, **settings) for s in ("constant", "linear")]
-        two = [tuned(epochs=2, rate_schedule=s, **settings) for s in ("constant", "linear")]
-        assert one[0].parameters_sha256 == one[1].parameters_sha256
-        assert two[0].parameters_sha256 != two[1].parameters_sha256
-
 
 class TestOptimizers:
     @pytest.mark.parametrize(

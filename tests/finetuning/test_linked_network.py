@@ -10,7 +10,6 @@ from linkedchains import (
     NETWORKS,
     as_float32,
     backwards,
-    classifier,
     examples,
     interpreted,
     sampled,
@@ -116,40 +115,6 @@ class TestShards:
         ]
         assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
         np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
-
-
-class TestErrors:
-    def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self):
-        chain, loss = NETWORKS["classifier"]
-        x, target = examples(chain, 11)
-        found = [
-            Network(chain, loss=loss, batch_size=size, shards=2).error(x, target)
-            for size in (11, 4)
-        ]
-        wrong = gradient(Network(chain, loss=loss, batch_size=11), x, target)
-        assert found == [wrong / 11] * 2
-        assert 0 < wrong < 11
-
-    def test_squared_error_is_that_of_the_gradient_and_leaves_nothing_out(self):
-        chain, loss = NETWORKS["unrolled"]
-        x, target = examples(chain, 11)
-        dropping = Network(chain, loss=loss, batch_size=4, dropout=DROPOUTS["dropout"])
-        plain = Network(chain, loss=loss, batch_size=11, shards=3)
-        assert dropping.error(x, target) == pytest.approx(gradient(plain, x, target) / 11)
-
-    def test_output_that_is_not_finite_gives_nan(self):
-        chain, loss = NETWORKS["classifier"]
-        network = Network(chain, loss=loss, batch_size=6, shards=2)
-        network.parameters[:] = np.inf
-        assert np.isnan(gradient(network, *examples(chain)))
-
-
-def test_parameters_are_copied_and_the_chain_views_them():
-    chain = classifier()
-    network = Network(chain, loss="cross-entropy", batch_size=1)
-    network.parameters[:] = 0
-    assert all(link.weight.any() and link.bias.any() for link in chain)
-    assert not any(weight.any() or bias.any() for weight, bias in network.chain)
 
 
 def length_of(network, x, target) -> int:

@@ -54,21 +54,23 @@ class TestErrors:
         expected = -np.log(0.25) - 0.5 * np.log(0.8) - 0.5 * np.log(0.2)
         assert loss_of(network, x, target) == pytest.approx(expected)
 
-    def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self):
+    @pytest.mark.parametrize("shards", [1, 2])
+    def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self, shards):
         chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
         x, target = np.eye(2)[[0, 1, 1, 0, 0]], np.eye(2)[[0, 1, 0, 1, 0]]
-        network = Network(chain, loss="cross-entropy", batch_size=2)
+        network = Network(chain, loss="cross-entropy", batch_size=2, shards=shards)
         assert network.error(x, target) == 0.4
         assert gradient(network, x[2:4], target[2:4]) == 2
 
     def test_squared_error_is_summed_over_outputs(self):
-        network = Network([Affine(np.eye(2), np.ones(2), "gaussian")], loss="squared", batch_size=2)
+        chain = [Affine(np.eye(2), np.ones(2), "gaussian")]
+        network = Network(chain, loss="squared", batch_size=2, shards=2)
         x = np.array([[0.0, 0], [1, 2], [3, 4]])
         assert network.error(x, np.zeros((3, 2))) == (2 + 13 + 41) / 3
 
     def test_output_that_is_not_finite_gives_nan(self):
         chain = [Affine(np.full((1, 2), np.inf), np.zeros(2), "softmax")]
-        network = Network(chain, loss="cross-entropy", batch_size=1)
+        network = Network(chain, loss="cross-entropy", batch_size=1, shards=2)
         assert np.isnan(gradient(network, np.ones((1, 1)), np.array([[1.0, 0]])))
 
 

@@ -8,7 +8,7 @@ import pytest
 from learnersteps import assert_close, assert_same_bits
 from linkedchains import backwards, interpreted
 from minibatches import train
-from onelayer import layer_settings
+from onelayer import layer_settings, set_parameters
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
 
 from syncpretrain.finetuning.chain import Affine, Dropout
@@ -181,6 +181,8 @@ def test_a_whole_step_is_a_program_where_it_is_plain(option):
 def test_memory_brings_a_sharded_learner_back(changed):
     """What the shards keep of their own goes into checkpoints too."""
     learners = [make("rbm", **changed) for _ in range(3)]
+    for learner in learners:
+        set_parameters(learner)  # by small weights chains would not depend on their states
     straight, stopped, resumed = (step_for(learner, 3, "examples") for learner in learners)
     trained(straight)
     trained(stopped, steps=range(4))
@@ -199,6 +201,8 @@ def test_memory_brings_a_sharded_learner_back(changed):
 @pytest.mark.parametrize("changed", [{}, {"persistent": True, "sparsity_cost": 0.1}])
 def test_a_restart_starts_the_memory_anew(changed, shards):
     fresh, used = (make("rbm", **changed) for _ in range(2))
+    for learner in (fresh, used):
+        set_parameters(learner)
     start, training = used.snapshot(), step_for(used, shards, "examples")
     trained(training, steps=range(3))
     used.restore(start)
