@@ -117,16 +117,6 @@ def test_a_learner_takes_the_step_of_one_whose_cross_weights_are_zero(model, poo
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
-def test_columns_do_not_see_each_other():
-    stack = convolutional_stack("4x8x8,conv:4x3:1/2,pool:2,conv:6x3/2")
-    X = np.random.default_rng(0).random((3, 256), dtype=np.float32)
-    changed = X.copy()
-    changed[:, 128:] = 0  # the second half of the channels
-    codes = [stack.encode(x).reshape(3, -1, 6) for x in (X, changed)]
-    np.testing.assert_array_equal(codes[0][..., :3], codes[1][..., :3])
-    assert (codes[0][..., 3:] != codes[1][..., 3:]).all()
-
-
 def test_a_stack_is_kept_and_codes_come_back(tmp_path):
     stack = convolutional_stack(TEXT, tied=False, model="autoencoder")
     stack.save(tmp_path / "model.safetensors")

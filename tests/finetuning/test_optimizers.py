@@ -68,28 +68,8 @@ def is_weight():
 
 
 class TestMomentum:
-    @pytest.mark.parametrize("nesterov", [False, True])
     @pytest.mark.parametrize("block", [1, 7, 50, 64])
-    def test_steps_are_the_formula_whatever_the_block(self, nesterov, block):
-        p, v = start(), np.zeros(50)
-        expected, velocity = start(), np.zeros(50)
-        for _ in range(STEPS):
-            g = slope(expected)
-            velocity = MOMENTUM * velocity - RATE * g
-            expected = expected + (MOMENTUM * velocity - RATE * g if nesterov else velocity)
-            sgd_step(
-                p,
-                slope(p),
-                v,
-                learning_rate=RATE,
-                momentum=MOMENTUM,
-                nesterov=nesterov,
-                scratch=np.empty(block),
-            )
-        np.testing.assert_allclose(p, expected, rtol=1e-12)
-        np.testing.assert_allclose(v, velocity, rtol=1e-10, atol=1e-14)
-
-    def test_nesterov_is_the_one_of_sutskever_2013_at_the_point_looked_ahead_to(self):
+    def test_nesterov_is_the_one_of_sutskever_2013_at_the_point_looked_ahead_to(self, block):
         p, v = start(), np.zeros(50)
         theta, velocity = start(), np.zeros(50)  # p = theta + momentum velocity
         for _ in range(STEPS):
@@ -102,7 +82,7 @@ class TestMomentum:
                 learning_rate=RATE,
                 momentum=MOMENTUM,
                 nesterov=True,
-                scratch=np.empty(64),
+                scratch=np.empty(block),
             )
         np.testing.assert_allclose(p - MOMENTUM * v, theta, rtol=1e-11)
 

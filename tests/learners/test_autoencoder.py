@@ -200,17 +200,6 @@ def test_training_lowers_the_error(bits, kind):
     assert learner.validation_error(bits) < 0.6 * of_the_mean
 
 
-def test_the_penalty_makes_the_code_flatter(bits):
-    def jacobian(penalty: float) -> float:
-        learner = make(16, 6, loss="cross-entropy", contraction=penalty)
-        train_whole(learner, bits, range(1, 11))
-        now = learner.current()
-        slope = now.up(bits) * (1 - now.up(bits))
-        return float((np.square(slope) @ np.square(now.weight).sum(axis=0)).mean())
-
-    assert jacobian(1.0) < 0.5 * jacobian(0.0)
-
-
 def test_an_untied_one_starts_as_its_tied_twin_and_goes_its_own_way(bits):
     tied, untied = make(16, 6, tied=True), make(16, 6, tied=False)
     np.testing.assert_array_equal(untied.decoder_weight, tied.weight.T)

@@ -34,13 +34,6 @@ def negative_energies(layer: DenseLayer) -> np.ndarray:
     return v @ W @ h.T + (v @ a)[:, None] + (h @ b)[None, :]
 
 
-def test_free_energy_sums_the_hidden_units_out():
-    layer = make_layer()
-    expected = -np.logaddexp.reduce(negative_energies(layer), axis=1)
-    have = free_energy(layer, states(VISIBLE).astype(np.float32))
-    np.testing.assert_allclose(have, expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize(("visible", "hidden"), [(7, 5), (5, 7), (1, 1), (13, 2)])
 def test_enumeration_is_exact_from_either_side(visible, hidden):
     layer = make_layer(visible, hidden)
@@ -86,20 +79,6 @@ def test_one_chain_has_no_error_bar():
     assert found.high == math.inf
 
 
-def test_pseudo_likelihood_tends_to_the_exact_one():
-    layer = make_layer()
-    v = states(VISIBLE)[77]
-    energy = {tuple(s): -np.logaddexp.reduce(row) for s, row in exact_rows(layer)}
-    exact = 0.0
-    for i in range(VISIBLE):
-        other = v.copy()
-        other[i] = 1 - other[i]
-        exact -= np.logaddexp(0, energy[tuple(v)] - energy[tuple(other)])
-    X = np.tile(v, (20_000, 1)).astype(np.float32)
-    # A unit's term is at most some nats; 20,000 draws leave well under a percent.
-    assert pseudo_likelihood(layer, X) == pytest.approx(exact, rel=0.05)
-
-
 def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
     """V E[log p(v_i | the others)] of independent units on with probabilities p, by enumeration."""
     energies = dict(
@@ -123,23 +102,6 @@ def test_pseudo_likelihood_of_grey_values_is_that_of_the_binary_units_they_stand
     assert have == pytest.approx(expected_term(layer, p), rel=0.05)
 
 
-def sure_of(p: float) -> DenseLayer:
-    """Return an RBM whose visible units are on with probability p each, whatever the others."""
-    bias = np.full(VISIBLE, math.log(p / (1 - p)), dtype=np.float32)
-    return DenseLayer(np.zeros((VISIBLE, 1), np.float32), np.zeros(1, np.float32), bias)
-
-
-@pytest.mark.parametrize(("value", "best"), [(0.3, 0.3), (0.5, 0.5), (0.8, 0.8), (0.0, 0.01)])
-def test_grey_values_are_best_explained_by_a_model_that_is_as_unsure(value, best):
-    X = np.full((500, VISIBLE), value, dtype=np.float32)
-    chances = (0.01, 0.1, 0.3, 0.5, 0.8, 0.99)
-    found = {p: pseudo_likelihood(sure_of(p), X) for p in chances}
-    assert max(found, key=found.__getitem__) == best
-    assert len(set(found.values())) == len(chances), "it tells them apart"
-    entropy = VISIBLE * sum(-math.log(q) * q for q in (value, 1 - value) if q)
-    assert max(found.values()) <= -entropy + 1e-6
-
-
 def test_pseudo_likelihood_of_binary_rows_draws_nothing_but_the_units():
     """The same figure as by flipping one unit of each row."""
     layer = make_layer()
@@ -151,10 +113,6 @@ def test_pseudo_likelihood_of_binary_rows_draws_nothing_but_the_units():
     gain = free_energy(layer, flipped) - free_energy(layer, X)
     expected = -np.logaddexp(0, -gain).mean() * VISIBLE
     assert pseudo_likelihood(layer, X, seed=5) == pytest.approx(expected, rel=1e-12)
-
-
-def exact_rows(layer: DenseLayer) -> list[tuple[np.ndarray, np.ndarray]]:
-    return list(zip(states(VISIBLE), negative_energies(layer), strict=True))
 
 
 def test_pseudo_likelihood_does_not_change_its_input():

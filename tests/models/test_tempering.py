@@ -187,52 +187,6 @@ def test_three_levels_have_the_frequencies_of_their_rbms(start):
     assert chi_square(both, np.outer(p1, p2).ravel()) < chi2.isf(1e-4, 127)
 
 
-def bimodal(weight: float) -> list[DenseLayer]:
-    """Return a 6-3-1 stack whose levels are symmetric: units are all on, or all off."""
-    return [
-        DenseLayer(
-            np.full((v, h), weight), np.full(h, -weight * v / 2), np.full(v, -weight * h / 2)
-        )
-        for v, h in ((6, 3), (3, 1))
-    ]
-
-
-def relaxation(matrix: np.ndarray) -> float:
-    """Return the steps in which the slowest part of a distribution decays by a factor of e."""
-    return -1 / np.log(np.sort(np.abs(np.linalg.eigvals(matrix)))[-2])
-
-
-def conditional(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    given, out = (states(n) for n in weight.shape)
-    x = given @ weight + bias
-    return np.exp(x @ out.T - np.logaddexp(0, x).sum(axis=1, keepdims=True))
-
-
-def test_a_bimodal_stack_relaxes_fifty_times_as_fast_as_gibbs():
-    lower, upper = layers = bimodal(4)
-    down, up = (
-        [conditional(x.weight.T, x.visible_bias) for x in layers],
-        [conditional(x.weight, x.hidden_bias) for x in layers],
-    )
-    alone, above = down[0] @ up[0], up[1] @ down[1]
-    s = states(3)
-    i, j = (x.ravel() for x in np.indices((8, 8)))
-    accepted = np.minimum(1, np.exp(-swap_cost(lower, upper, s[i], s[j])[0]))
-    swap = np.zeros((64, 64))
-    swap[i * 8 + j, j * 8 + i] = accepted
-    swap[np.arange(64), np.arange(64)] += 1 - accepted
-    slow, fast = relaxation(alone), relaxation(swap @ np.kron(alone, above))
-    assert slow > 600_000
-    assert slow / fast > 50
-    # The chains do so too: from one mode, half of them are in the other one soon.
-    stack = Stack(
-        tuple(replace(x, **{n: np.float32(y) for n, y in x.parameters()}) for x in layers)
-    )
-    on = {"level": 1, "steps": 100, "start": np.ones((2000, 6))}
-    assert stack.sample(2000, method="stacked", **on).mean() == pytest.approx(0.5, abs=0.06)
-    assert stack.sample(2000, **on).mean() > 0.95
-
-
 def test_one_level_is_sampled_by_gibbs_as_states_in_data_units():
     lower, top = make_stack(("gaussian", "bernoulli", "bernoulli"), 1)
     stack = Stack((lower, top))
