@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import tracemalloc
-
 import numpy as np
 import pytest
 from barpictures import SIDE, TEXT, bars, tuned, untrained
@@ -14,9 +11,6 @@ from randomstacks import normal_stack
 from syncpretrain import load, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import FinetuneEpochFinished
-from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.finetuning.tasks import Form, Part
 
 SPLITS = ("examples", "filters", "hybrid")
 
@@ -207,37 +201,3 @@ class TestUntrainedStack:
         stack = untrained(visible="gaussian")
         assert [layer.visible_units for layer in stack.layers] == ["gaussian"] * 3
         assert {layer.model for layer in stack.layers} == {"autoencoder"}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"split": "examples", "shards": 4},
-        {"split": "filters", "shards": 4, "optimizer": "sgd", "momentum": 0.9},
-        {"split": "hybrid", "shards": 4, "dropout": 0.5, "input_dropout": 0.2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("supervised", [True, False])
-def test_the_memory_that_is_needed_is_an_upper_bound(settings, supervised, monkeypatch):
-    text = "1x20x20,conv:16x5,pool:2,conv:24x3,pool:2,100"
-    draw = np.random.default_rng(0)
-    X = draw.random((400, 400), dtype=np.float32)
-    y = np.arange(400) % 3 if supervised else None
-    given = {"objective": "classification" if supervised else "reconstruction", "epochs": 1}
-    given |= {"blas_threads": 1, "batch_size": 100, "replicas": 1, **settings}
-    needed = []
-    module = sys.modules["syncpretrain.finetuning.prepared"]
-    monkeypatch.setattr(module, "check_available", lambda n, *rest: needed.append(n))
-    stack = untrained(text)
-    form, options = Form.of(stack), tuning_options(given)
-    Finetuning(form, options, Part(X, y, "y")).run(stack)  # what is loaded at first is not its own
-    tracemalloc.start()
-    try:
-        Finetuning(form, options, Part(X, y, "y")).run(stack)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < needed[-1] + 500_000, "and some hundred kB of objects"
-    assert needed[-1] < 3 * peak, "nor is it far away"

@@ -8,6 +8,7 @@ import tracemalloc
 import msgspec
 import numpy as np
 import pytest
+from barpictures import untrained
 from randomstacks import normal_stack
 
 from syncpretrain.cli import main
@@ -212,47 +213,58 @@ class TestCheckFinetuning:
             tuning.run(normal_stack((16, 8, 4)))
 
 
+DENSE = normal_stack((300, 200, 100))
+CONVOLUTIONS = untrained("1x20x20,conv:16x5,pool:2,conv:24x3,pool:2,100")
+SHORT = {"epochs": 1, "batch_size": 100, "replicas": 1}
+OF_DENSE = [
+    {},
+    {"optimizer": "sgd", "momentum": 0.9},
+    {"optimizer": "cg", "epochs": 1, "batch_size": 150},
+    {"optimizer": "lbfgs", "epochs": 1, "batch_size": 150},
+    {"split": "examples", "shards": 4},
+    {"split": "units", "shards": 3},
+    {"dropout": 0.5, "input_dropout": 0.2, "patience": 3},
+    {"batch_size": 400},
+]
+OF_CONVOLUTIONS = [
+    {},
+    {"split": "examples", "shards": 4},
+    {"split": "filters", "shards": 4, "optimizer": "sgd", "momentum": 0.9},
+    {"split": "hybrid", "shards": 4, "dropout": 0.5, "input_dropout": 0.2},
+]
+
+
 class TestMemory:
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"optimizer": "sgd", "momentum": 0.9},
-            {"optimizer": "cg", "epochs": 1, "batch_size": 150},
-            {"optimizer": "lbfgs", "epochs": 1, "batch_size": 150},
-            {"split": "examples", "shards": 4},
-            {"split": "units", "shards": 3},
-            {"dropout": 0.5, "input_dropout": 0.2, "patience": 3},
-            {"batch_size": 400},
-        ],
-        ids=str,
-    )
     @pytest.mark.parametrize("objective", ["reconstruction", "classification", "regression"])
-    def test_what_is_needed_is_an_upper_bound(self, settings, objective, monkeypatch):
-        widths = (300, 200, 100)
+    @pytest.mark.parametrize(
+        ("stack", "settings"),
+        [
+            *((DENSE, own) for own in OF_DENSE),
+            *((CONVOLUTIONS, SHORT | own) for own in OF_CONVOLUTIONS),
+        ],
+        ids=[*map(str, OF_DENSE), *(f"convolutions, {own}" for own in OF_CONVOLUTIONS)],
+    )
+    def test_what_is_needed_is_an_upper_bound(self, stack, settings, objective, monkeypatch):
         if settings.get("optimizer") in ("cg", "lbfgs"):
             pytest.importorskip("scipy.optimize")
-        draw = np.random.default_rng(0)
-        X = draw.random((400, widths[0]), dtype=np.float32)
+        X = np.random.default_rng(0).random((400, stack.widths[0]), dtype=np.float32)
         y = np.where(np.arange(400) % 4, np.arange(400) % 3, -1)
         if objective == "regression":
             y = np.where(y == -1, np.nan, y)
         targets = None if objective == "reconstruction" else y
         given = {"objective": objective, "epochs": 2, "blas_threads": 1, "batch_size": 50}
-        given["learning_rate"] = 1e-4
-        given |= settings
+        given |= {"learning_rate": 1e-4} | settings
         if targets is not None:
             given["batch_size"] = min(given["batch_size"], 300)
         needed = []
         module = sys.modules["syncpretrain.finetuning.prepared"]
         monkeypatch.setattr(module, "check_available", lambda n, *rest: needed.append(n))
-        stack = normal_stack(widths)
         form, options = Form.of(stack), tuning_options(given)
-        small = Finetuning(form, options, Part(X, targets, "y"), Part(X, targets, "y"))
-        small.run(stack)  # what is loaded at first is not fine-tuning's
+        parts = Part(X, targets, "y"), Part(X, targets, "y")
+        Finetuning(form, options, *parts).run(stack)  # what is loaded at first is not fine-tuning's
         tracemalloc.start()
         try:
-            Finetuning(form, options, Part(X, targets, "y"), Part(X, targets, "y")).run(stack)
+            Finetuning(form, options, *parts).run(stack)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

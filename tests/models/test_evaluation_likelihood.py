@@ -93,7 +93,7 @@ def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
     return total
 
 
-@pytest.mark.parametrize("value", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("value", [0.0, 0.3, 0.5, 0.8, 0.9])
 def test_pseudo_likelihood_of_grey_values_is_that_of_the_binary_units_they_stand_for(value):
     layer = make_layer()
     p = np.full(VISIBLE, value, dtype=np.float32)
