@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from barpictures import SIDE, TEXT, bars, tuned, untrained
+from barpictures import TEXT, bars, tuned, untrained
 from randomconvolutions import convolutional_stack
 from randomstacks import normal_stack
+from toyclasses import epochs_of
 
 from syncpretrain import load, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
-from syncpretrain.events import FinetuneEpochFinished
 
 SPLITS = ("examples", "filters", "hybrid")
-
-
-def epochs_of(events):
-    return [event for event in events if isinstance(event, FinetuneEpochFinished)]
 
 
 def wrong(stack, X, y):
@@ -49,33 +45,14 @@ class TestClassification:
             assert all(a.flags.c_contiguous and a.base is None for _, a in new.parameters())
         assert after.info["finetune"][0]["split"] == "hybrid"
 
-    def test_keeps_the_best_epoch(self):
-        (X, y), events = bars(), []
-        held_out = {"validation": X[:30], "validation_y": 1 - y[:30]}
-        after = tuned(
-            untrained(), X, y, patience=2, epochs=50, observers=[events.append], **held_out
-        )
-        errors = [event.validation_error for event in epochs_of(events)]
-        best = after.info["finetune"][0]["best_epoch"]
-        assert errors[best - 1] == min(errors)
-        assert len(errors) == best + 2
-        assert wrong(after, X[:30], 1 - y[:30]) == pytest.approx(min(errors))
-
 
 class TestReconstruction:
     @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
     def test_lowers_the_error_of_the_unrolled_stack(self, loss):
         X, events = bars()[0], []
         stack = untrained(units="tanh")
-        after = tuned(
-            stack,
-            X,
-            validation=X,
-            epochs=15,
-            learning_rate=0.01,
-            loss=loss,
-            observers=[events.append],
-        )
+        how = {"validation": X, "epochs": 15, "learning_rate": 0.01, "loss": loss}
+        after = tuned(stack, X, **how, observers=[events.append])
         errors = [float(((s.reconstruct(X) - X) ** 2).sum() / len(X)) for s in (stack, after)]
         assert errors[1] < 0.5 * errors[0]
         assert epochs_of(events)[-1].validation_error == pytest.approx(errors[1], rel=1e-4)
@@ -96,26 +73,6 @@ class TestReconstruction:
         errors = [float(((s.reconstruct(X) - X) ** 2).mean()) for s in (stack, after)]
         assert errors[1] < errors[0]
         assert after.units == stack.units
-
-
-def test_numbers_are_learned_too():
-    X = bars()[0]
-    y = X.reshape(-1, SIDE, SIDE)[:, :4].mean(axis=(1, 2)) - X.reshape(-1, SIDE, SIDE)[:, 4:].mean(
-        axis=(1, 2)
-    )
-    after = tuned(untrained(), X, y, epochs=40, learning_rate=0.01)
-    assert np.corrcoef(after.predict(X), y)[0, 1] > 0.95
-
-
-@pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])
-def test_line_searches_lower_the_error(optimizer):
-    pytest.importorskip("scipy.optimize")
-    (X, y), events = bars(), []
-    tuned(
-        untrained(), X, y, optimizer=optimizer, batch_size=60, epochs=4, observers=[events.append]
-    )
-    errors = [event.train_error for event in epochs_of(events)]
-    assert errors[-1] < 0.5 * errors[0]
 
 
 @pytest.mark.parametrize("supervised", [True, False])

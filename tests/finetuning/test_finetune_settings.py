@@ -146,16 +146,6 @@ class TestUnits:
         assert after.scaling is stack.scaling
         assert after.units == ("gaussian", "bernoulli", "gaussian")
 
-    @pytest.mark.parametrize("code", ["gaussian", "relu", "tanh"])
-    @pytest.mark.parametrize("middle", ["relu", "tanh"])
-    def test_codes_that_are_not_binary(self, code, middle):
-        X, stack = toy()[0], make_stack(units=("bernoulli", middle, code))
-        after = tuned(stack, X, epochs=50, learning_rate=0.01)
-        before, now = (np.square(s.reconstruct(X) - X).sum() for s in (stack, after))
-        assert now < 0.5 * before
-        assert after.units == stack.units
-        assert after.layers[1].visible_units == middle
-
     def test_a_classifier_on_gaussian_visible_units(self):
         X, y = toy()
         X = 100 * X - 30

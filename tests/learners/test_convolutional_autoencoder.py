@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
-from learnersteps import assert_close, train_whole
+from learnersteps import assert_close
 from onelayer import layer_settings, set_parameters
 from unitkinds import KINDS, MEANS, UNITS, examples_for
 
@@ -186,17 +186,3 @@ def test_a_snapshot_of_another_shape_is_refused():
     for other in (replace(SHAPE, filters=5), replace(SHAPE, pool=1), replace(SHAPE, height=7)):
         with pytest.raises(ValueError, match=r"got 2x.* expected 2x5x7 conv 3x2"):
             learner.restore(make(other).snapshot())
-
-
-@pytest.mark.parametrize("name", ["max", "no pooling"])  # a mean forgets where a pattern was
-def test_it_learns_to_reconstruct_crosses(name):
-    """Images of one of two small patterns anywhere: two filters are enough for both."""
-    shape = replace(SHAPES[name], channels=1, height=7, width=7, filters=4, size=2, pad=0)
-    rng, x = np.random.default_rng(5), np.zeros((200, 7, 7), dtype=np.float32)
-    for image, row, column in zip(x, *rng.integers(6, size=(2, 200)), strict=True):
-        patterns = np.eye(2), np.eye(2)[::-1]
-        image[row : row + 2, column : column + 2] = patterns[rng.integers(2)]
-    x = x.reshape(200, -1)
-    learner = make(shape, batch_size=20, loss="cross-entropy", learning_rate=1.0)
-    errors = train_whole(learner, x, range(1, 31))
-    assert errors[-1] < 0.6 < 1.5 < errors[0], f"{errors}: 2 is that of black images"

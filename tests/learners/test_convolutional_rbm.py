@@ -99,33 +99,6 @@ def test_gradient_equals_its_transcription(name, cd_steps, visible_units, hidden
     assert_close(found, wanted, atol=3e-6)
 
 
-def test_it_learns_the_distribution_of_diagonals():
-    """Two patterns of 2 x 2 at any of 4 places: 8 images; exact log-likelihood, all summed."""
-    data = np.zeros((2, 2, 2, 3, 3))
-    for kind, row, column in np.ndindex(2, 2, 2):
-        data[kind, row, column, row : row + 2, column : column + 2] = np.eye(2)[:: 1 - 2 * kind]
-    data = data.reshape(-1, 9)
-    shape = ConvolutionShape(1, 3, 3, 6, 2)
-    rbm = make(shape, batch_size=80, cd_steps=5, learning_rate=0.2, weight_decay=0.0)
-    training, X = WholeStep(rbm), np.tile(data, (10, 1)).astype("f4")
-    likelihoods = [log_likelihood(rbm, data)]
-    for epoch in range(1, 1201):
-        training.train_step(X, np.arange(80), epoch=epoch, step=0)
-        if epoch % 400 == 0:
-            likelihoods.append(log_likelihood(rbm, data))
-    assert likelihoods[0] == pytest.approx(-9 * np.log(2), abs=0.05), "it starts at chance"
-    assert min(likelihoods[1:]) > -4, f"{likelihoods}; -2.1 is the best there is"
-
-
-def log_likelihood(rbm: ConvolutionalRBM, data: np.ndarray) -> float:
-    W, a, b = unrolled(rbm)
-
-    def minus_free_energy(v):
-        return v @ a + np.logaddexp(0, v @ W + b).sum(axis=1)
-
-    return float(minus_free_energy(data).mean() - np.logaddexp.reduce(minus_free_energy(states(9))))
-
-
 @pytest.mark.parametrize(
     ("units", "cost", "start"),
     [

@@ -14,7 +14,7 @@ from onelayer import layer_settings, set_parameters
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.kernels.convolution import block_means, block_sums, draw_blocks
+from syncpretrain.kernels.convolution import block_means, block_sums
 from syncpretrain.learners.convolution import ProbabilisticRBM, convolutional_rbm
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
@@ -79,19 +79,6 @@ def test_means_are_those_of_the_enumerated_states_of_a_block():
 def test_no_input_is_too_large(size):
     found = block_means(np.full((1, TINY.units), size, dtype="f4"), TINY)
     np.testing.assert_allclose(found, 0.25 if size > 0 else 0, atol=1e-6)
-
-
-def test_states_are_drawn_with_their_probabilities():
-    draws, rows = np.random.default_rng(2), 40_000
-    maps = np.tile(draws.normal(0, 1.5, (1, TINY.units)), (rows, 1)).astype("f4")
-    means = conditional(blocks_of(TINY, np.float64(maps[:1])))[0]
-    states = np.empty_like(maps)
-    draw_blocks(maps, draws.random((rows, 2), dtype="f4"), TINY, out=states)
-    blocks = blocks_of(TINY, states)
-    assert set(np.unique(blocks.sum(axis=-1))) == {0, 1}
-    error_bar = np.sqrt(means * (1 - means) / rows)
-    assert (np.abs(blocks.mean(axis=0) - means) < 5 * error_bar).all()
-    np.testing.assert_allclose(blocks_of(TINY, maps)[0], means, rtol=1e-5)
 
 
 def test_conditionals_are_those_of_the_enumerated_joint_distribution():

@@ -147,26 +147,6 @@ def test_persistent_chains_go_on_from_step_to_step_the_smaller_last_minibatch_to
     assert_close(rbm.parameters, (expected.W, expected.a, expected.b))
 
 
-def test_persistent_chains_come_to_the_distribution_of_the_model():
-    """A machine of 4 and 3 units, whose parameters stay as they are."""
-    chains = 20_000
-    rbm = make_rbm(4, 3, scale=0.8, persistent=True, batch_size=chains)
-    expected = Transcription(rbm)
-    v = np.array(list(product((0.0, 1.0), repeat=4)))
-    p = np.exp(v @ expected.a + np.logaddexp(0, v @ expected.W + expected.b).sum(axis=1))
-    p /= p.sum()
-    h = logistic(v @ expected.W + expected.b)
-    X = np.zeros((chains, 4), dtype=np.float32)
-    for step in range(30):
-        dW, da, db = gradient(rbm, X, step=step)
-    h0 = logistic(expected.b)  # of an example of zeros
-    found = (-dW, -da, h0 - db)
-    moments = [[np.einsum("s,sv,sh->vh", p, v**k, h**k), p @ v**k, p @ h**k] for k in (1, 2)]
-    for have, want, square in zip(found, *moments, strict=True):
-        error_bar = np.sqrt((square - want**2) / chains)
-        assert (np.abs(have - want) < 5 * error_bar + 1e-5).all()
-
-
 def test_with_persistent_chains_the_error_is_estimated_on_a_tenth_without_sampling():
     rbm = make_rbm(persistent=True, batch_size=40)
     X = examples(40)
@@ -225,38 +205,6 @@ def test_sparsity_pulls_the_mean_activity_to_the_target(bits, target, dropout):
 
     assert np.abs(activity(5.0) - target).max() < 0.05
     assert np.abs(activity(0.0) - target).max() > 0.1, "it does not come there by itself"
-
-
-# Dropout of hidden units
-
-
-def test_a_unit_that_is_dropped_gets_no_gradient():
-    rbm = make_rbm(hidden=40, hidden_dropout=0.5)
-    kept = Transcription(rbm).kept(ADDRESS)[0] == 1
-    dW, _, db = gradient(rbm, examples(1))
-    assert 0 < kept.sum() < 40
-    assert not dW[:, ~kept].any()
-    assert not db[~kept].any()
-    assert dW[:, kept].all()
-    assert db[kept].all()
-
-
-@pytest.mark.parametrize("dropout", [0.2, 0.5])
-def test_the_right_share_of_units_stays_and_reaches_the_visible_units_in_full(dropout):
-    """Units that are always on: what is left of them adds up to all of them, on average."""
-    n = 2000
-    rbm = make_rbm(hidden=20, hidden_dropout=dropout, batch_size=n, visible_units="gaussian")
-    rbm.hidden_bias.fill(1e4)
-    X = np.zeros((n, VISIBLE), dtype=np.float32)
-    _, da, _ = gradient(rbm, X)
-    full = rbm.visible_bias + rbm.weight.sum(axis=1)
-    spread = np.sqrt(np.square(rbm.weight).sum(axis=1) * dropout / (1 - dropout))
-    assert (np.abs(-da - full) < 5 * spread / np.sqrt(n)).all()
-    share = rbm._kept.mean(dtype=np.float64)
-    assert abs(share - (1 - dropout)) < 5 * np.sqrt(dropout * (1 - dropout) / (n * 20))
-    before = rbm._kept.copy()
-    gradient(rbm, X, step=8)
-    assert 0 < (rbm._kept != before).mean() < 1, "others in the next step"
 
 
 # Visible biases
