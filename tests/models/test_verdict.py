@@ -154,12 +154,9 @@ def test_errors_and_shares_stand_beside_the_means_and_the_majority():
 def test_few_labels_are_judged_by_the_rows_that_have_them(monkeypatch, kind, is_sparse, few):
     monkeypatch.setattr("syncpretrain.runs.metrics.TRAIN_ROWS", 20)
     X, _ = labelled(rows=200)
-    if kind == "classes":
-        y, known = np.full(200, -1), np.arange(few) % 2
-    else:
-        y, known = np.full(200, np.nan, np.float32), np.linspace(-1, 2, few)
+    y = np.full(200, -1) if kind == "classes" else np.full(200, np.nan, np.float32)
     rows = np.random.default_rng(4).choice(200, few, replace=False)
-    y[rows] = known
+    y[rows] = np.arange(few) % 2 if kind == "classes" else np.linspace(-1, 2, few)
     csr = X.ravel(), np.tile(np.arange(4, dtype=np.int32), 200), np.arange(0, 801, 4)
     train = SparseRows(*csr, 4) if is_sparse else X
     data = Dataset("toy", "here", train, X[:0], X[:0], y, y[:0])
