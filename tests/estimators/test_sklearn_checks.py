@@ -1,7 +1,5 @@
 """The estimators pass scikit-learn's own checks."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("sklearn", minversion="1.6", reason="the checks are scikit-learn's")

@@ -1,7 +1,5 @@
 """What the estimators for scikit-learn compute, beyond scikit-learn's own checks."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

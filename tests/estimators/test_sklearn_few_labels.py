@@ -1,7 +1,5 @@
 """Few labels and all: columns that share a range, tables of 0 and 1, and a committee."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the estimators refuse, and in which words; what they take for no label."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stacks of the estimators on their own: what they predict, go on from, and read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

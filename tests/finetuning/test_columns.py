@@ -1,7 +1,5 @@
 """Convolutions in groups, the columns of a network, and steps whose columns are dealt out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fine-tuning on bars and stripes, where a stack of a few units can learn every picture."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from importlib import import_module

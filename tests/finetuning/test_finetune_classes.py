@@ -1,7 +1,5 @@
 """Fine-tuning for classes: what is learned, unknown classes, and the head."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

@@ -1,7 +1,5 @@
 """Fine-tuning of stacks with convolutions on pictures of a bar, which lies or stands somewhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from barpictures import TEXT, bars, tuned, untrained

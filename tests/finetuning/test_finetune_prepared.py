@@ -1,7 +1,5 @@
 """What fine-tuning would refuse is refused before pretraining, by the same objects."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Fine-tuning with own products: where they are taken, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

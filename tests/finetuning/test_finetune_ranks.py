@@ -1,7 +1,5 @@
 """Fine-tuning on ranks that are threads: the bits of as many shards in one process."""
 
-from __future__ import annotations
-
 import re
 import signal
 

@@ -1,7 +1,5 @@
 """Settings of fine-tuning: patience, schedules, optimizers, kinds of units, and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from toyclasses import epochs_of, make_stack, numbers, refused, toy, tuned

@@ -1,7 +1,5 @@
 """Targets of fine-tuning: numbers, probabilities of classes, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from toyclasses import CLASSES, make_stack, numbers, refused, toy, tuned

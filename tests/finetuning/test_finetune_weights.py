@@ -1,7 +1,5 @@
 """Weights of examples in fine-tuning: gradients, every kind of network, refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from densechains import CHAINS, finite_differences, make_chain, make_examples

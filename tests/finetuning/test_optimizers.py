@@ -1,7 +1,5 @@
 """The optimizers against their formulas, written down again in float64."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Normalization that goes into the weights, and rows without a label in the training."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import msgspec

@@ -1,7 +1,5 @@
 """Steps of convolutional layers whose filters and channels are dealt out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from learnersteps import assert_close, assert_same_bits

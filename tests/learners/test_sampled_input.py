@@ -1,7 +1,5 @@
 """Binary states drawn from the input of a layer, in place of its means."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from chainedlearners import VISIBLE, make

@@ -1,7 +1,5 @@
 """Exported parts in ONNX Runtime."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exported parts as scikit-learn's perceptrons."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from exportcases import (

@@ -1,7 +1,5 @@
 """Scores of single examples: known answers, and who has none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

@@ -1,7 +1,5 @@
 """Stacks with convolutional layers: codes, reconstructions, samples, figures and files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """The verdict: errors beside the mean's, and sentences for what went wrong."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
