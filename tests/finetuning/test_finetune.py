@@ -169,37 +169,30 @@ class TestMinibatches:
         np.testing.assert_array_equal(used.gradients, fresh.gradients)
 
 
+def stopped_after(minibatches, match, stack=None):
+    """Return the stack of a run that is stopped after so many; an epoch has 4."""
+    asked = []
+    stop = lambda: asked.append(True) or len(asked) > minibatches  # noqa: E731
+    with pytest.raises(RunInterrupted, match=match) as caught:
+        tuned(stack, stop=stop)
+    return caught.value.stack
+
+
 class TestStop:
-    def test_stopped_before_the_first_minibatch_holds_the_given_parameters(self):
+    def test_before_the_first_minibatch_it_holds_the_given_parameters(self):
         stack = make_stack()
-        with pytest.raises(RunInterrupted, match="epoch 1") as caught:
-            tuned(stack, stop=lambda: True)
-        np.testing.assert_array_equal(caught.value.stack.layers[0].weight, stack.layers[0].weight)
+        found = stopped_after(0, "epoch 1", stack)
+        np.testing.assert_array_equal(found.layers[0].weight, stack.layers[0].weight)
 
-    def test_stopped_after_five_minibatches_holds_five_updates(self):
-        asked = []
-
-        def stop():
-            asked.append(True)
-            return len(asked) > 5  # an epoch has 4
-
-        with pytest.raises(RunInterrupted, match="epoch 2 of 3") as caught:
-            tuned(stop=stop)
-        record = caught.value.stack.info["finetune"][0]
+    def test_after_five_minibatches_it_holds_five_updates(self):
+        found = stopped_after(5, "epoch 2 of 3")
+        record = found.info["finetune"][0]
         assert (record["epochs"], record["minibatches_since"]) == (1, 1)
-        one_epoch = tuned(epochs=1)
-        assert caught.value.stack.parameters_sha256 != one_epoch.parameters_sha256
+        assert found.parameters_sha256 != tuned(epochs=1).parameters_sha256
 
-    def test_a_stop_between_epochs_holds_the_epochs_before(self):
-        asked = []
-
-        def stop():
-            asked.append(True)
-            return len(asked) > 4
-
-        with pytest.raises(RunInterrupted) as caught:
-            tuned(stop=stop)
-        assert caught.value.stack.parameters_sha256 == tuned(epochs=1).parameters_sha256
+    def test_between_epochs_it_holds_the_epochs_before(self):
+        found = stopped_after(4, "stopped in epoch")
+        assert found.parameters_sha256 == tuned(epochs=1).parameters_sha256
 
 
 class TestDivergence:
@@ -243,7 +236,6 @@ class TestRefusals:
             ("epochs", 1.5),
             ("optimizer", "rmsprop"),
             ("learning_rate", 0.0),
-            ("learning_rate", float("inf")),
             ("learning_rate", float("nan")),
             ("batch_size", 0),
             ("seed", -1),
@@ -255,23 +247,24 @@ class TestRefusals:
         with pytest.raises(SettingsError, match=setting):
             tuned(**{setting: value})
 
-    def test_minibatch_larger_than_the_set(self):
-        with pytest.raises(SettingsError, match="batch_size: got 31, expected at most 30"):
-            tuned(batch_size=31)
 
-    def test_width_of_the_examples(self):
-        with pytest.raises(DataError, match=r"X: got shape \(30, 15\), expected \(examples, 16\)"):
-            tuned(X=bars_and_stripes()[:, 1:])
+HOLE = np.where(np.arange(16) == 0, np.nan, bars_and_stripes())
+NARROW = bars_and_stripes()[:, 1:]
 
-    def test_width_of_the_validation_data(self):
-        with pytest.raises(DataError, match=r"validation: got shape \(30, 15\)"):
-            tuned(validation=bars_and_stripes()[:, 1:])
 
-    def test_values_that_are_not_finite(self):
-        X = bars_and_stripes()
-        X[0, 0] = np.nan
-        with pytest.raises(DataError, match="X"):
-            tuned(X=X)
+@pytest.mark.parametrize(
+    ("kind", "match", "given"),
+    [
+        (SettingsError, "batch_size: got 31, expected at most 30", {"batch_size": 31}),
+        (DataError, r"X: got shape \(30, 15\), expected \(examples, 16\)", {"X": NARROW}),
+        (DataError, r"validation: got shape \(30, 15\)", {"validation": NARROW}),
+        (DataError, "X", {"X": HOLE}),
+    ],
+    ids=["batch size", "examples", "validation", "not finite"],
+)
+def test_what_does_not_fit_is_refused(kind, match, given):
+    with pytest.raises(kind, match=match):
+        tuned(**given)
 
 
 def test_more_replicas_than_cores_start_no_more_threads_than_help(bits, monkeypatch):

@@ -113,21 +113,22 @@ class TestClassification:
         again = load(tmp_path / "model.safetensors")
         np.testing.assert_array_equal(again.predict(X), after.predict(X))
 
-    def test_none_and_nan_are_no_label(self):
-        X, y = toy()
-        labels = y.copy()
-        labels[::3] = -1
-        expected = tuned(None, X, labels, batch_size=10).parameters_sha256
-        missing = y.astype(float)
-        missing[::3] = np.nan
-        assert tuned(None, X, missing, batch_size=10).parameters_sha256 == expected
-        objects = [None if i % 3 == 0 else int(c) for i, c in enumerate(y)]
-        assert tuned(None, X, objects, batch_size=10).parameters_sha256 == expected
-        y = np.unique(y, return_inverse=True)[1]  # whose order is that of their texts
-        texts = [None if i % 3 == 0 else f"c{c}" for i, c in enumerate(y)]
-        assert tuned(None, X, texts, batch_size=10).parameters_sha256 == expected
-        with_ones = [-1 if i % 3 == 0 else f"c{c}" for i, c in enumerate(y)]
-        assert tuned(None, X, with_ones, batch_size=10).parameters_sha256 == expected
+    @pytest.mark.parametrize(
+        ("kinds", "none"),
+        [
+            (CLASSES.astype(float), np.nan),
+            (CLASSES.astype(object), None),
+            (np.array(["c0", "c1", "c2"], dtype=object), None),
+            (np.array(["c0", "c1", "c2"], dtype=object), -1),
+        ],
+        ids=["numbers and NaN", "numbers and None", "texts and None", "texts and -1"],
+    )
+    def test_none_and_nan_are_no_label(self, kinds, none):
+        (X, y), lost = toy(), np.arange(60) % 3 == 0
+        labels = np.where(lost, none, kinds[np.searchsorted(CLASSES, y)])
+        expected = tuned(None, X, np.where(lost, -1, y)).parameters_sha256
+        for given in (labels, labels.tolist()):
+            assert tuned(None, X, given).parameters_sha256 == expected
 
     @pytest.mark.parametrize(
         ("y", "match"),
