@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from binaryunits import logistic, states
-from learnersteps import assert_same_bits, train_whole
+from learnersteps import train_whole
 from onelayer import layer_settings, set_parameters
 
 from syncpretrain.errors import DivergedError
@@ -73,18 +73,6 @@ def test_gradient_averages_to_the_exact_expectation_of_cd(cd_steps):
     for have, want, spread in zip(found, exact, spreads, strict=True):
         error_bar = spread / np.sqrt(chains)
         assert (np.abs(have - want) < 5 * error_bar + 1e-5).all()
-
-
-def test_a_step_is_gradient_then_update():
-    whole, halves = make_rbm(), make_rbm()
-    X = np.random.default_rng(3).random((10, VISIBLE)).astype(np.float32)
-    rows = np.arange(10)
-    WholeStep(whole).train_step(X, rows, epoch=1, step=0)
-    before = halves.snapshot()
-    run_gradient(halves, X)
-    np.testing.assert_array_equal(halves.weight, before.weight, "gradient moves nothing")
-    halves.update(epoch=1)
-    assert_same_bits(halves, whole)
 
 
 def bars_and_stripes() -> np.ndarray:

@@ -215,27 +215,24 @@ def test_unweighted_shares_do_not_judge_a_weighted_model():
     assert replace(found, is_weighted_alike=False).sentences()[1].endswith("do not judge the model")
 
 
-@pytest.mark.parametrize(
-    "labels", [LABELS[:5], LABELS * 2, np.zeros((100, 1)), "ab", [[1], [1, 2]]]
-)
-def test_labels_that_do_not_fit_are_refused(labels):
-    with pytest.raises(DataError, match=r"^labels: got .*expected \(?100"):
-        Stack((two_modes(1, 0),)).mixing(MODES, labels, steps=20)
+NO_CLASSES = "got {}, expected two classes or more"
 
 
 @pytest.mark.parametrize(
-    ("labels", "got"),
+    ("labels", "message"),
     [
-        (["a"] * 100, r"the classes \['a'\]"),
-        ([3] * 99 + [-1], r"the classes \['3'\]"),
-        ([-1] * 100, r"the classes \[\]"),
-        (np.arange(100) / 8, "0.125, which is no class"),
-        ([None, *np.arange(99) / 8], "0.125, which is no class"),
-        (np.repeat([1, np.inf], 50), "inf, which is no class"),
+        *((labels, r"got .*expected \(?100") for labels in (LABELS[:5], LABELS * 2, "ab")),
+        *((labels, r"got .*expected \(?100") for labels in (np.zeros((100, 1)), [[1], [1, 2]])),
+        (["a"] * 100, NO_CLASSES.format(r"the classes \['a'\]")),
+        ([3] * 99 + [-1], NO_CLASSES.format(r"the classes \['3'\]")),
+        ([-1] * 100, NO_CLASSES.format(r"the classes \[\]")),
+        (np.arange(100) / 8, NO_CLASSES.format("0.125, which is no class")),
+        ([None, *np.arange(99) / 8], NO_CLASSES.format("0.125, which is no class")),
+        (np.repeat([1, np.inf], 50), NO_CLASSES.format("inf, which is no class")),
     ],
 )
-def test_labels_that_are_no_two_classes_are_refused(labels, got):
-    with pytest.raises(DataError, match=f"^labels: got {got}, expected two classes or more"):
+def test_labels_that_are_no_two_classes_of_the_rows_are_refused(labels, message):
+    with pytest.raises(DataError, match=f"^labels: {message}"):
         Stack((two_modes(1, 0),)).mixing(MODES, labels, steps=20)
 
 

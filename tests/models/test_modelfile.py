@@ -24,7 +24,7 @@ from modelfiles import (
     zeros,
 )
 
-from syncpretrain import Stack, load, pretrain
+from syncpretrain import Stack, load
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Head
@@ -57,8 +57,8 @@ STACKS = [make_stack(tied=tied, transposed=t) for tied in (True, False) for t in
 
 @pytest.mark.parametrize("stack", [*STACKS, MIXED])
 def test_a_stack_comes_back_bit_for_bit(tmp_path, stack):
-    stack.save(tmp_path / MODEL_NAME)
-    found = load(tmp_path)
+    stack.save(str(tmp_path / MODEL_NAME))
+    found = load(str(tmp_path))
     assert_equal(found, stack)
     assert found.parameters_sha256 == stack.parameters_sha256
 
@@ -83,14 +83,6 @@ def test_every_kind_of_layer_comes_back(tmp_path, units, model):
     )
     Stack((layer,)).save(tmp_path / "a")
     assert_equal(load(tmp_path / "a"), Stack((layer,)))
-
-
-def test_a_trained_stack_comes_back_with_what_made_it(tmp_path, bits):
-    stack = pretrain(bits, layers=[16, 8, 4], epochs=1, batch_size=20)
-    stack.save(str(tmp_path / "b"))
-    assert_equal(load(str(tmp_path / "b")), stack)
-    codes = load(tmp_path / "b").encode(bits)
-    np.testing.assert_array_equal(codes, stack.encode(bits))
 
 
 def test_the_umask_decides_who_may_read_it(tmp_path):
