@@ -1,4 +1,4 @@
-"""Stacked tempering against the joint distribution of every level, by enumeration.
+"""Samples of stacks, by Gibbs and by stacked tempering, against enumerated distributions.
 
 A Gaussian unit has a lattice of values: a sum over a lattice finer than the standard deviation is
 the integral, up to exp(-2 (pi / spacing)^2), and swaps stay on the lattice.
@@ -14,6 +14,7 @@ import pytest
 from binaryunits import states
 from scipy.stats import chi2
 
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.models import gibbs
 from syncpretrain.models.gibbs import Levels, swap_cost
@@ -256,7 +257,14 @@ UPPER = DenseLayer(*(np.zeros(x, np.float32) for x in ((2, 2), (2,), (2,))))
         ((LOWER, UPPER), {"level": 0}, "expected 1 to 2"),
         ((LOWER, UPPER), {"steps": 0}, "expected 1 or more"),
         ((LOWER, UPPER), {"start": "data"}, "examples as an array"),
-        ((LOWER, UPPER), {"save": "x.csv"}, "ends in .npy"),
+        ((UPPER,), {"method": "gibbs", "count": 0}, "expected 1 or more"),
+        ((UPPER,), {"method": "gibbs", "steps": 0}, "expected 1 or more"),
+        ((UPPER,), {"method": "gibbs", "start": np.zeros((3, 2))}, "3 examples for 2 chains"),
+        ((UPPER,), {"method": "gibbs", "start": np.zeros((2, 3))}, "start: got"),
+        *(
+            ((LOWER, UPPER), {"save": save}, "^save: got .*, expected a file that ends in .npy")
+            for save in (5, True, "x.txt", "x.csv", ["x.npy"])
+        ),
         ((LOWER, UPPER), {"save": "no/x.npy"}, "expected a file in a folder that exists"),
         ((LOWER, UPPER), {"start": np.zeros((3, 3))}, "3 examples for 2 chains"),
     ],
@@ -265,7 +273,7 @@ def test_what_has_no_tempering_is_refused_before_any_step(monkeypatch, layers, a
     monkeypatch.setattr(gibbs.Levels, "step", lambda self: pytest.fail("a step was made"))
     assert kind_of("relu").energy is None
     with pytest.raises(DataError, match=message):
-        Stack(layers).sample(2, **{"method": "stacked", **arguments})
+        Stack(layers).sample(**{"count": 2, "method": "stacked", **arguments})
 
 
 def test_float32_loses_nothing_that_an_acceptance_needs():
@@ -278,3 +286,82 @@ def test_float32_loses_nothing_that_an_acceptance_needs():
     found = swap_cost(*single, np.float32(h), np.float32(v))[0]
     assert np.abs(expected).max() > 10
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
+
+
+# By Gibbs, of the top layer
+
+VISIBLE, HIDDEN = 5, 4
+
+
+def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, seed: int = 0) -> DenseLayer:
+    draws = np.random.default_rng(seed)
+    shapes = ((visible, hidden), (hidden,), (visible,))
+    return DenseLayer(*(draws.normal(size=shape).astype(np.float32) for shape in shapes))
+
+
+@pytest.mark.parametrize("start", [None, np.ones((4000, VISIBLE))])
+def test_long_chains_have_the_means_of_the_rbm(start):
+    layer = make_layer()
+    samples = Stack((layer,)).sample(4000, steps=60, start=start)
+    means = marginal(layer) @ states(VISIBLE)
+    # A probability lies in [0, 1], so that its standard deviation is 1/2 at most.
+    np.testing.assert_allclose(samples.mean(axis=0), means, atol=5 * 0.5 / np.sqrt(4000))
+
+
+def test_the_top_dreams_and_the_layers_below_decode():
+    lower, top = make_layer(7, VISIBLE, seed=1), make_layer()
+    dreams = Stack((top,)).sample(6, steps=5)
+    expected = 1 / (1 + np.exp(-(dreams @ lower.weight.T + lower.visible_bias)))
+    np.testing.assert_allclose(Stack((lower, top)).sample(6, steps=5), expected, rtol=1e-5)
+
+
+def test_a_chain_remembers_its_start():
+    stiff = DenseLayer(*(np.float32(x) for x in (200 * np.eye(4), [-100] * 4, [-100] * 4)))
+    start = np.eye(4, dtype=np.float32)
+    np.testing.assert_allclose(Stack((stiff,)).sample(4, steps=9, start=start), start, atol=1e-6)
+
+
+def test_the_seed_decides():
+    stack = Stack((make_layer(),))
+    np.testing.assert_array_equal(stack.sample(3, steps=4), stack.sample(3, steps=4))
+    assert (stack.sample(3, steps=4, seed=1) != stack.sample(3, steps=4)).any()
+
+
+def test_a_fine_tuned_top_is_refused():
+    layer = make_layer()
+    with pytest.raises(DataError, match="before fine-tuning"):
+        Stack((replace(layer, model="autoencoder"),)).sample(1)
+
+
+def test_an_autoencoder_below_the_top_decodes():
+    lower, top = replace(make_layer(7, VISIBLE, seed=1), model="autoencoder"), make_layer()
+    dreams = Stack((top,)).sample(6, steps=5)
+    np.testing.assert_array_equal(Stack((lower, top)).sample(6, steps=5), lower.down(dreams))
+
+
+def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
+    """Without weights v ~ N(a, 1); the last way down keeps the means, which are a."""
+    layer = DenseLayer(
+        np.zeros((2, 3), dtype=np.float32),
+        np.zeros(3, dtype=np.float32),
+        np.float32([0.5, -2]),
+        visible_units="gaussian",
+    )
+    scaling = Scaling(np.float32([100, 0]), np.float32([10, 1]))
+    samples = Stack((layer,), scaling=scaling).sample(4, steps=3)
+    np.testing.assert_allclose(samples, [[105, -2]] * 4, rtol=1e-6)
+
+
+def test_the_joint_gaussian_of_linear_units_is_sampled():
+    """E = (v^2 + h^2) / 2 - w v h: v has variance 1 / (1 - w^2), its last mean w h."""
+    w = 0.6
+    layer = DenseLayer(
+        np.float32([[w]]),
+        np.zeros(1, dtype=np.float32),
+        np.zeros(1, dtype=np.float32),
+        hidden_units="gaussian",
+        visible_units="gaussian",
+    )
+    means = Stack((layer,)).sample(40_000, steps=25)
+    expected = w**2 / (1 - w**2)  # of w h, where h has the variance of v
+    assert means.var() == pytest.approx(expected, rel=5 * np.sqrt(2 / 40_000))
