@@ -160,16 +160,6 @@ def test_gaussian_noise_has_the_standard_deviation_asked_for():
     assert abs(np.square(noise).mean() - 0.09) < 5 * 0.09 * np.sqrt(2 / noise.size)
 
 
-@pytest.mark.parametrize("corruption", CORRUPTIONS)
-def test_noise_is_redrawn_each_step_and_a_function_of_the_address_alone(corruption):
-    used, fresh = make(corruption=corruption), make(corruption=corruption)
-    X = examples()
-    first = gradient(used, X, epoch=1, step=0)
-    for other in ({"epoch": 1, "step": 1}, {"epoch": 2, "step": 0}):
-        assert not np.allclose(gradient(used, X, **other)[0], first[0])
-    assert_same_bits(gradient(used, X, epoch=2, step=1), gradient(fresh, X, epoch=2, step=1))
-
-
 def test_the_examples_themselves_stay_clean():
     X = examples()
     before = X.copy()

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from binaryunits import logistic, states
 from convolutionbydefinition import channel_of, filters_of, pooled
-from learnersteps import assert_close, assert_same_bits, unrolled
+from learnersteps import assert_close, unrolled
 from onelayer import layer_settings
 from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for
 
 from syncpretrain.learners.convolution import ConvolutionalRBM
-from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
@@ -173,19 +172,6 @@ def test_persistent_chains_go_on_where_they_were(visible_units):
         dW, da, db = v0.T @ h0 - v.T @ h1, (v0 - v).sum(axis=0), (h0 - h1).sum(axis=0)
         _, found = gradients_of(rbm, v0, epoch=1, step=step)
         assert_close(found, shared(SHAPE, dW / 10, da / 10, db / 10), atol=3e-6)
-
-
-@pytest.mark.parametrize("changed", [{}, {"persistent": True}, {"hidden_dropout": 0.3}])
-def test_it_goes_on_from_a_snapshot_and_a_state_in_the_same_bits(changed):
-    x = examples_for("bernoulli", 20, SHAPE.visible)
-    rbm, other = make(**changed), make(**changed, seed=3, learning_rate=0.1)
-    training, continued = WholeStep(rbm), WholeStep(other)
-    training.train_step(x, np.arange(10), epoch=1, step=0)
-    state = {name: array.copy() for name, array in training.state().items()}
-    load_state(other, continued, rbm.snapshot(), state)
-    for own in (training, continued):
-        own.train_step(x, np.arange(10, 20), epoch=1, step=1)
-    assert_same_bits(rbm, other)
 
 
 def test_dropped_units_take_no_part():

@@ -80,14 +80,6 @@ def test_sparse_rows_have_that_of_dense_ones():
     assert perplexity(stack, sparse.csr_array(X)) == perplexity(stack, X)
 
 
-def test_independent_words_have_the_perplexity_of_their_shares():
-    shares = np.array([0.5, 0.25, 0.125, 0.125])
-    words = Words(np.zeros((4, 20)), np.log(shares), np.zeros(20))
-    found = perplexity(stack_of(words), np.array([[4, 2, 1, 1]]), chains=20, steps=3)
-    assert found.value == pytest.approx(2**1.75, rel=1e-5)
-    assert found.high == pytest.approx(found.low)
-
-
 def test_the_error_bar_holds_the_exact_value(monkeypatch):
     stack, X = stack_of(words_of(10, vocabulary=6)), documents(6)
     exact = perplexity(stack, X).value
