@@ -67,18 +67,6 @@ def refused_early(monkeypatch, tmp_path):
 
 
 class TestBeforePretraining:
-    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
-    def test_an_optimizer_without_its_package(self, refused_early, monkeypatch, method):
-        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-        settings = make_settings({"optimizer": method})
-        refused_early(f"^finetune_optimizer: {method} needs SciPy; pip", settings, make_data())
-
-    def test_a_loss_that_the_visible_units_do_not_have(self, refused_early):
-        settings = make_settings(
-            {"objective": "reconstruction", "loss": "cross-entropy"}, visible_units="gaussian"
-        )
-        refused_early("^finetune_loss: got cross-entropy for gaussian", settings, make_data())
-
     @pytest.mark.parametrize(
         "changes",
         [
