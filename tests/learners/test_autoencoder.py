@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from learnersteps import assert_close, assert_same_bits, train_whole
-from onelayer import layer_settings, set_parameters
+from learnersteps import assert_close, assert_same_bits, slopes_of, train_whole, usual
+from onelayer import set_parameters
 from unitkinds import KINDS, MEANS, SLOPES, UNITS, logistic
 
 from syncpretrain.kernels.backprop import contraction, corrupt
@@ -11,7 +11,7 @@ from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.build import build_learners
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.settings import settings_from
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 8
 CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
@@ -20,13 +20,7 @@ OUTPUTS += [(units, "cross-entropy") for units, _ in OUTPUTS if KINDS[units].los
 
 
 def make(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> Autoencoder:
-    settings = {
-        "batch_size": BATCH,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5:5,0.9"),
-        "seed": 3,
-    }
-    return Autoencoder(2, visible, hidden, layer_settings(**(settings | changed)))
+    return Autoencoder(2, visible, hidden, usual(**{"batch_size": BATCH, **changed}))
 
 
 def examples(n: int = BATCH, seed: int = 1) -> np.ndarray:
@@ -46,19 +40,6 @@ def loss(parameters, settings, x: np.ndarray, z: np.ndarray) -> float:
     return (total + settings.contraction * np.square(jacobian).sum()) / len(x)
 
 
-def finite_differences(parameters, *wanted) -> list[np.ndarray]:
-    slopes = [np.zeros_like(p) for p in parameters]
-    for parameter, slope in zip(parameters, slopes, strict=True):
-        for index in np.ndindex(parameter.shape):
-            middle = parameter[index]
-            values = []
-            for parameter[index] in (middle + 1e-5, middle - 1e-5):
-                values.append(loss(parameters, *wanted))
-            parameter[index] = middle
-            slope[index] = (values[0] - values[1]) / 2e-5
-    return slopes
-
-
 def gradient(learner: Autoencoder, X: np.ndarray, *, epoch: int = 2, step: int = 5):
     learner.gradient(X, np.arange(len(X)), epoch=epoch, step=step)
     return [g.copy() for g in learner.gradients]
@@ -67,7 +48,8 @@ def gradient(learner: Autoencoder, X: np.ndarray, *, epoch: int = 2, step: int =
 def assert_downhill(learner: Autoencoder, X: np.ndarray, z: np.ndarray) -> None:
     """Compare the gradient with the slopes of the loss of reconstructing X from z."""
     parameters = set_parameters(learner)
-    slopes = finite_differences(parameters, learner.settings, np.float64(X), np.float64(z))
+    wanted = learner.settings, np.float64(X), np.float64(z)
+    slopes = slopes_of(lambda own: loss(own, *wanted), parameters)
     assert_close(gradient(learner, X), [-slope for slope in slopes], rtol=1e-5, atol=3e-6)
 
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
-from learnersteps import assert_close
-from onelayer import layer_settings, set_parameters
+from learnersteps import assert_close, slopes_of, usual
+from onelayer import set_parameters
 from unitkinds import KINDS, MEANS, UNITS, examples_for
 
 from syncpretrain.kernels.backprop import corrupt
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
 BATCH = 4
@@ -33,13 +32,7 @@ CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
 
 
 def make(shape: ConvolutionShape = SHAPE, **changed) -> ConvolutionalAutoencoder:
-    settings = {
-        "batch_size": BATCH,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5:5,0.9"),
-        "seed": 3,
-    }
-    return ConvolutionalAutoencoder(2, shape, layer_settings(**(settings | changed)))
+    return ConvolutionalAutoencoder(2, shape, usual(**{"batch_size": BATCH, **changed}))
 
 
 def images(shape: ConvolutionShape, n: int = BATCH, units: str = "bernoulli") -> np.ndarray:
@@ -62,25 +55,14 @@ def loss(shape, parameters, settings, x, z) -> float:
     return -(x * np.log(y) + (1 - x) * np.log(1 - y)).sum() / len(x)
 
 
-def directions(shape, parameters, *wanted) -> list[np.ndarray]:
-    """Return the way down the loss by finite differences, averaged over places as documented."""
-    code = shape.output.height * shape.output.width
-    places = [code, shape.height * shape.width, code, code]
-    ways = [np.zeros_like(p) for p in parameters]
-    for parameter, way, count in zip(parameters, ways, places, strict=False):
-        for index in np.ndindex(parameter.shape):
-            middle, values = parameter[index], []
-            for parameter[index] in (middle + 1e-5, middle - 1e-5):
-                values.append(loss(shape, parameters, *wanted))
-            parameter[index] = middle
-            way[index] = (values[1] - values[0]) / 2e-5 / count
-    return ways
-
-
 def assert_downhill(learner, shape, x, z) -> None:
     parameters = set_parameters(learner)
     learner.gradient(x, np.arange(len(x)), epoch=2, step=5)
-    ways = directions(shape, parameters, learner.settings, np.float64(x), np.float64(z))
+    wanted = learner.settings, np.float64(x), np.float64(z)
+    slopes = slopes_of(lambda own: loss(shape, own, *wanted), parameters)
+    code = shape.output.height * shape.output.width
+    places = (code, shape.height * shape.width, code, code)  # averaged over, as documented
+    ways = [-slope / count for slope, count in zip(slopes, places, strict=False)]
     assert_close(learner.gradients, ways, rtol=2e-5, atol=2e-6)
 
 

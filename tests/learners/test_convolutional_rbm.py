@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from binaryunits import logistic, states
 from convolutionbydefinition import channel_of, filters_of, pooled
-from learnersteps import assert_close, unrolled
-from onelayer import layer_settings
+from learnersteps import assert_close, unrolled, usual
 from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for
 
 from syncpretrain.learners.convolution import ConvolutionalRBM
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
-from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
 TINY = ConvolutionShape(1, 3, 3, 2, 2, pool=2)  # 9 visible and 8 hidden units
@@ -31,14 +29,7 @@ SHAPES = {
 
 
 def make(shape: ConvolutionShape = SHAPE, *, layer: int = 1, **changed) -> ConvolutionalRBM:
-    settings = {
-        "batch_size": 10,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5:2,0.9"),
-        "weight_decay": 0.001,
-        "seed": 3,
-    }
-    return ConvolutionalRBM(layer, shape, layer_settings(**(settings | changed)))
+    return ConvolutionalRBM(layer, shape, usual(**{"weight_decay": 0.001, **changed}))
 
 
 def set_parameters(rbm: ConvolutionalRBM, *, scale: float = 0.8) -> tuple[np.ndarray, ...]:

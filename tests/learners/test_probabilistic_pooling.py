@@ -8,9 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 from convolutionbydefinition import filters_of
-from learnersteps import assert_same_bits, unrolled
+from learnersteps import assert_same_bits, unrolled, usual
 from linkedchains import backwards
-from onelayer import layer_settings, set_parameters
+from onelayer import set_parameters
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import SettingsError
@@ -18,7 +18,7 @@ from syncpretrain.kernels.convolution import block_means, block_sums
 from syncpretrain.learners.convolution import ProbabilisticRBM, convolutional_rbm
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
-from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.settings import settings_from
 from syncpretrain.shapes import ConvolutionShape
 
 TINY = ConvolutionShape(1, 3, 3, 2, 2, pool=2, pooling="prob")  # 2 blocks of 4 units
@@ -26,13 +26,7 @@ SHAPE = ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="prob")
 
 
 def make(shape: ConvolutionShape = SHAPE, **changed) -> ProbabilisticRBM:
-    settings = {
-        "batch_size": 10,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5"),
-        "seed": 3,
-    }
-    return convolutional_rbm(2, shape, layer_settings(**(settings | changed)))
+    return convolutional_rbm(2, shape, usual(**changed))
 
 
 def blocks_of(shape: ConvolutionShape, maps: np.ndarray) -> np.ndarray:

@@ -5,28 +5,19 @@ import tracemalloc
 import numpy as np
 import pytest
 from binaryunits import logistic, states
-from learnersteps import train_whole
-from onelayer import layer_settings, set_parameters
+from learnersteps import train_whole, usual
+from onelayer import set_parameters
 
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN = 6, 4
 
 
 def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, layer: int = 1, **changed) -> RBM:
-    settings = {
-        "batch_size": 10,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5:2,0.9"),
-        "weight_decay": 0.001,
-        "cd_steps": 1,
-        "seed": 3,
-    }
-    return RBM(layer, visible, hidden, layer_settings(**(settings | changed)))
+    return RBM(layer, visible, hidden, usual(**changed))
 
 
 def probability(p: np.ndarray, h: np.ndarray) -> np.ndarray:

@@ -8,8 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 from learnersteps import assert_close as assert_parameters
-from learnersteps import train_whole
-from onelayer import layer_settings
+from learnersteps import train_whole, usual
 from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for, logistic
 
 from syncpretrain.learners.rbm import RBM
@@ -23,17 +22,10 @@ assert_close = partial(assert_parameters, rtol=2e-5, atol=5e-6)
 
 
 def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.4, **changed) -> RBM:
-    settings = {
-        "batch_size": BATCH,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0"),
-        "seed": 3,
-    }
-    rbm = RBM(2, visible, hidden, layer_settings(**(settings | changed)))
+    rbm = RBM(2, visible, hidden, usual(**{"momentum": MomentumSchedule("0"), **changed}))
     rng = np.random.default_rng(0)
-    rbm.weight[:] = rng.normal(0, scale, rbm.weight.shape)
-    rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)
-    rbm.hidden_bias[:] = rng.normal(0, 0.5, rbm.hidden_bias.shape)
+    for parameter, own in zip(rbm.parameters, (scale, 0.5, 0.5), strict=True):
+        parameter[:] = rng.normal(0, own, parameter.shape)
     return rbm
 
 

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from densechains import make_chain, make_examples
 from learnersteps import assert_close, assert_same_bits
 from linkedchains import backwards, interpreted
 from minibatches import train
@@ -220,24 +221,8 @@ def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
 
 
 def chain(units: str = "bernoulli") -> list[Affine]:
-    rng = np.random.default_rng(1)
     lowest = "bernoulli" if KINDS[units].is_exclusive else units
-    widths, kinds = (11, 7, 3, 8), (lowest, "relu", units)
-    return [
-        Affine(
-            rng.normal(0, 0.5, (i, o)).astype(np.float32),
-            rng.normal(0, 0.1, o).astype(np.float32),
-            kind,
-        )
-        for i, o, kind in zip(widths, widths[1:], kinds, strict=False)
-    ]
-
-
-def targets(units: str, rows: int) -> np.ndarray:
-    rng = np.random.default_rng(2)
-    if units == "softmax":
-        return np.eye(8, dtype=np.float32)[rng.integers(8, size=rows)]
-    return rng.random((rows, 8), dtype=np.float32)
+    return make_chain((lowest, "relu", units), dtype=np.float32)
 
 
 @pytest.mark.parametrize("shards", [2, 3, 4])
@@ -248,8 +233,7 @@ def test_a_network_in_shards_takes_the_step_of_the_whole(shards, split, units, r
     loss = "cross-entropy" if units == "softmax" else "squared"
     whole = Network(chain(units), loss=loss, batch_size=10)
     cut = Network(chain(units), loss=loss, batch_size=10, shards=shards, split=split)
-    x = np.random.default_rng(4).random((rows, 11), dtype=np.float32)
-    t = targets(units, rows)
+    x, t = make_examples(units, rows, np.float32)
     for network in (whole, cut):
         optimizer = adam(network, weight_decay=0.1)
         for step in range(4):
@@ -265,7 +249,7 @@ def test_a_network_in_shards_takes_the_step_of_the_whole(shards, split, units, r
 @pytest.mark.parametrize("follow", [adam, gradient_descent, "nesterov"])
 def test_a_compiled_step_of_a_network_is_the_interpreted_one(shards, units, dropout, follow):
     loss = "cross-entropy" if units == "softmax" else "squared"
-    x, t = np.random.default_rng(4).random((10, 11), dtype=np.float32), targets(units, 10)
+    x, t = make_examples(units, 10, np.float32)
     found = []
     for run in (in_turn, interpreted):
         network = Network(chain(units), loss=loss, batch_size=10, dropout=dropout, shards=shards)
