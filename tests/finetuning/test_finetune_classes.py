@@ -145,9 +145,8 @@ class TestClassification:
 
     def test_errors_are_shares_of_wrong_classes(self):
         (X, y), events = toy(), []
-        after = tuned(
-            None, X, y, validation=X[:7], validation_y=y[:7], epochs=1, observers=[events.append]
-        )
+        held_out = {"validation": X[:7], "validation_y": y[:7]}
+        after = tuned(None, X, y, **held_out, epochs=1, observers=[events.append])
         assert isinstance(events[0], FinetuneStarted)
         assert events[0].objective == "classification"
         (epoch,) = epochs_of(events)
@@ -157,12 +156,10 @@ class TestClassification:
 
     def test_validation_rows_without_a_label_do_not_count(self):
         (X, y), events = toy(), []
-        held_out = np.array([-1, y[1], -1])
-        after = tuned(
-            None, X, y, validation=X[:3], validation_y=held_out, observers=[events.append]
-        )
+        how = {"validation": X[:3], "observers": [events.append]}
+        after = tuned(None, X, y, **how, validation_y=np.array([-1, y[1], -1]))
         assert events[-1].validation_error == float(after.predict(X[1:2])[0] != y[1])
-        tuned(None, X, y, validation=X[:3], validation_y=np.full(3, -1), observers=[events.append])
+        tuned(None, X, y, **how, validation_y=np.full(3, -1))
         assert events[-1].validation_error is None
         counts = [f"validation_y: {count} of 3 rows have no label" for count in (2, 3)]
         assert notices_of(events) == counts
@@ -172,20 +169,10 @@ class TestUnknownClasses:
     """Classes that only validation examples have."""
 
     def errors(self, X, y, held_out, held_out_y, **settings):
-        events = []
-        after = tuned(
-            None,
-            X,
-            y,
-            validation=held_out,
-            validation_y=held_out_y,
-            observers=[events.append],
-            **settings,
-        )
+        events, given = [], {"validation": held_out, "validation_y": held_out_y}
+        after = tuned(None, X, y, observers=[events.append], **given, **settings)
         wrong = (after.predict(held_out) != held_out_y)[held_out_y != -1].mean()
-        errors = [event.validation_error for event in epochs_of(events)]
-        notices = notices_of(events)
-        return errors, wrong, notices
+        return [event.validation_error for event in epochs_of(events)], wrong, notices_of(events)
 
     @pytest.mark.parametrize("patience", [None, 9])
     @pytest.mark.parametrize("repeated", [1, 40])  # more rows than are looked at without patience

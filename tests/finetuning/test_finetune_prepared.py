@@ -161,15 +161,11 @@ class TestCheckFinetuning:
     def test_it_tunes_as_the_function_does(self, objective):
         settings, data = make_settings({"objective": objective}), make_data()
         tuning = check_finetuning(settings, data)
-        alone = finetune(
-            normal_stack(WIDTHS),
-            data.train,
-            None if objective == "reconstruction" else data.train_labels,
-            validation=data.validation,
-            validation_y=None if objective == "reconstruction" else data.validation_labels,
-            seed=settings.pretrain.seed,
-            **msgspec.to_builtins(settings.finetune),
-        )
+        given = msgspec.to_builtins(settings.finetune) | {"seed": settings.pretrain.seed}
+        labels = data.train_labels, data.validation_labels
+        y, validation_y = (None, None) if objective == "reconstruction" else labels
+        given |= {"validation": data.validation, "validation_y": validation_y}
+        alone = finetune(normal_stack(WIDTHS), data.train, y, **given)
         for _ in range(2):  # it is not used up
             after = tuning.run(normal_stack(WIDTHS))
             assert after.parameters_sha256 == alone.parameters_sha256
@@ -179,14 +175,9 @@ class TestCheckFinetuning:
         y = np.where(np.arange(60) % 2, -1, np.arange(60))
         settings = make_settings({"objective": "regression"})
         tuning = check_finetuning(settings, make_data(train_labels=y))
-        data = make_data()
-        some = finetune(
-            normal_stack(WIDTHS),
-            data.train[::2],
-            y[::2].astype(float),
-            seed=settings.pretrain.seed,
-            **msgspec.to_builtins(settings.finetune),
-        )
+        given = msgspec.to_builtins(settings.finetune) | {"seed": settings.pretrain.seed}
+        rows, known = make_data().train[::2], y[::2].astype(float)
+        some = finetune(normal_stack(WIDTHS), rows, known, **given)
         assert tuning.examples == 30
         assert tuning.run(normal_stack(WIDTHS)).parameters_sha256 == some.parameters_sha256
 

@@ -15,17 +15,8 @@ class TestPatience:
         X, events = toy()[0], []
         # Validated with other numbers than trained with: learning soon makes it worse.
         wrong = numbers(X[::-1])
-        after = tuned(
-            None,
-            X,
-            numbers(X),
-            validation=X,
-            validation_y=wrong,
-            patience=4,
-            epochs=500,
-            learning_rate=0.02,
-            observers=[events.append],
-        )
+        how = {"validation": X, "validation_y": wrong, "patience": 4, "epochs": 500}
+        after = tuned(None, X, numbers(X), **how, learning_rate=0.02, observers=[events.append])
         errors = [event.validation_error for event in epochs_of(events)]
         best = int(np.argmin(errors)) + 1
         assert len(errors) == best + 4 < 500

@@ -26,6 +26,7 @@ from syncpretrain.settings.finetuning import FinetuneSettings, labelled_of
 from syncpretrain.shapes import DenseShape
 
 RELU = ("relu", "relu", "softmax")
+SHARED = {"batch_size": 6, "shards": 4, "split": "examples"}
 
 
 def outputs(pairs, X, units=RELU):
@@ -65,22 +66,19 @@ class TestNormalization:
         assert all(np.isfinite(array).all() for pair in found for array in pair)
 
     @pytest.mark.parametrize(
-        ("layers", "units", "named"),
-        [((16, 8), "bernoulli", "bernoulli units"), ("1x4x4,conv:3x3", "relu", "convolutions")],
+        ("layers", "units", "own", "message"),
+        [
+            ((16, 8), "bernoulli", {}, "normalization: .*bernoulli units.*take none"),
+            ("1x4x4,conv:3x3", "relu", {}, "normalization: .*convolutions.*take none"),
+            ((16, 8), "relu", {"batch_size": 1}, r"batch_size: got \d in \d parts.*2 rows"),
+            ((16, 8), "relu", SHARED, r"batch_size: got \d in \d parts.*2 rows"),
+        ],
     )
-    def test_of_other_layers_is_refused(self, layers, units, named):
+    def test_of_other_layers_and_of_single_rows_is_refused(self, layers, units, own, message):
         X = np.random.default_rng(0).random((40, 16), dtype=np.float32)
         stack = pretrain(X, layers=layers, hidden_units=units, schedule="none", warn=False)
-        with pytest.raises(SettingsError, match=f"finetune_normalization: .*{named}.*take none"):
-            finetune(stack, X, np.arange(40) % 2, normalization="batch")
-
-    @pytest.mark.parametrize("own", [{"batch_size": 1}, {"batch_size": 6, "shards": 4}])
-    def test_of_single_rows_is_refused(self, own):
-        X = np.random.default_rng(0).random((40, 4), dtype=np.float32)
-        stack = pretrain(X, layers=(4, 8), hidden_units="relu", schedule="none", warn=False)
-        named = r"finetune_batch_size: got \d in \d parts.*2 rows"
-        with pytest.raises(SettingsError, match=named):
-            finetune(stack, X, np.arange(40) % 2, normalization="batch", split="examples", **own)
+        with pytest.raises(SettingsError, match=f"finetune_{message}"):
+            finetune(stack, X, np.arange(40) % 2, normalization="batch", **own)
 
 
 def few(labelled=6, others=20, size=15, seed=3, epochs=4):
@@ -300,9 +298,8 @@ class TestFinetune:
     def test_an_epoch_is_as_long_as_was_prepared_for(self, is_part, way, steps):
         X, classes, y = stripes()
         stack = pretrain(X, layers=(2, 8), schedule="none", hidden_units="relu", warn=False)
-        options = tuning_options(
-            {"objective": "classification", "unlabelled": way, "batch_size": 50, "epochs": 1}
-        )
+        given = {"objective": "classification", "unlabelled": way, "batch_size": 50, "epochs": 1}
+        options = tuning_options(given)
         part = Part(X, y if is_part else classes, "y")
         assert Finetuning(Form.of(stack), options, part).steps == steps
 
@@ -334,9 +331,8 @@ class TestFinetune:
 
     def test_the_result_is_a_plain_stack_and_validation_judges_it(self):
         X, classes, y = stripes()
-        learned = tuned(
-            X, y, unlabelled="pseudo", epochs=5, validation=X[:200], validation_y=classes[:200]
-        )
+        held_out = {"validation": X[:200], "validation_y": classes[:200]}
+        learned = tuned(X, y, unlabelled="pseudo", epochs=5, **held_out)
         wrong = (np.asarray(learned.predict(X[:200])) != classes[:200]).mean()
         assert learned.history.finetune.validation[-1] == pytest.approx(wrong)
 
