@@ -171,12 +171,8 @@ class TestRefusedTargets:
         held_out = {"X": X, "y": y, "validation": X}
         refused(DataError, "validation_y: got nothing", **held_out)
         refused(DataError, r"validation_y: got shape \(59,\)", **held_out, validation_y=y[1:])
-        refused(
-            DataError,
-            "validation_y: got 1 numbers a row, expected 2",
-            **{**held_out, "y": numbers(X)},
-            validation_y=numbers(X)[:, 0],
-        )
+        held_out |= {"y": numbers(X), "validation_y": numbers(X)[:, 0]}
+        refused(DataError, "validation_y: got 1 numbers a row, expected 2", **held_out)
 
     def test_minibatch_larger_than_the_labelled_rows(self):
         y = np.where(np.arange(60) < 9, toy()[1], -1)

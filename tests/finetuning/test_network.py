@@ -214,14 +214,8 @@ class TestShards:
     def trained(self, name, split, run, *, shards=4, rows=10, optimizer=adam):
         chain, loss = NETWORKS[name]
         x, target = examples(chain, rows, dtype=np.float32)
-        network = Network(
-            as_float32(chain),
-            loss=loss,
-            batch_size=10,
-            dropout=DROPOUTS["dropout"],
-            shards=shards,
-            split=split,
-        )
+        options = {"batch_size": 10, "dropout": DROPOUTS["dropout"], "split": split}
+        network = Network(as_float32(chain), loss=loss, shards=shards, **options)
         moving = optimizer(network, weight_decay=0.1)
         for step in range(4):
             error = train(moving, x, target, rate=0.01, epoch=1, step=step, run=run)

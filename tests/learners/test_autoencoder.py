@@ -58,13 +58,8 @@ def assert_downhill(learner: Autoencoder, X: np.ndarray, z: np.ndarray) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("penalty", [0.0, 0.3])
 def test_the_gradient_is_the_way_down_the_loss(visible_units, measure, hidden_units, tied, penalty):
-    learner = make(
-        visible_units=visible_units,
-        hidden_units=hidden_units,
-        loss=measure,
-        tied=tied,
-        contraction=penalty,
-    )
+    kinds = {"visible_units": visible_units, "hidden_units": hidden_units}
+    learner = make(**kinds, loss=measure, tied=tied, contraction=penalty)
     assert len(learner.parameters) == (3 if tied else 4)
     assert_downhill(learner, examples(7), examples(7))
 

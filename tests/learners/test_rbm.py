@@ -137,15 +137,9 @@ def test_a_step_allocates_no_big_array():
 def test_a_stop_is_seen_after_the_running_minibatch():
     rbm, reported = make_rbm(), []
     X = np.random.default_rng(7).random((30, VISIBLE)).astype(np.float32)
+    how = {"stop": lambda: len(reported) == 2, "progress": reported.append}
     with pytest.raises(Stopped):
-        train_epoch(
-            rbm,
-            WholeStep(rbm),
-            X,
-            epoch=1,
-            stop=lambda: len(reported) == 2,
-            progress=reported.append,
-        )
+        train_epoch(rbm, WholeStep(rbm), X, epoch=1, **how)
     assert reported == [1 / 3, 2 / 3]
 
 

@@ -53,11 +53,8 @@ def drawn_from(layer: DenseLayer, count: int, draws: np.random.Generator) -> np.
 
 def random_layer(draws: np.random.Generator) -> DenseLayer:
     visible, hidden = draws.integers(4, 9), draws.integers(2, 5)
-    return layer_of(
-        draws.uniform(0.3, 1.2) * draws.normal(size=(visible, hidden)),
-        draws.normal(size=visible),
-        draws.normal(size=hidden),
-    )
+    W = draws.uniform(0.3, 1.2) * draws.normal(size=(visible, hidden))
+    return layer_of(W, draws.normal(size=visible), draws.normal(size=hidden))
 
 
 def layer_with_modes(draws: np.random.Generator) -> DenseLayer:
@@ -157,11 +154,8 @@ def test_stacked_tempering_mixes_where_gibbs_does_not():
 @pytest.mark.parametrize("w", [0.5, 0.8])
 def test_the_autocorrelation_time_is_the_one_of_a_known_process(w):
     """v of the RBM with one Gaussian unit a side is an AR(1) process with the coefficient w^2."""
-    layer = DenseLayer(
-        *(np.float32(x) for x in ([[w]], [0], [0])),
-        visible_units="gaussian",
-        hidden_units="gaussian",
-    )
+    units = {"hidden_units": "gaussian", "visible_units": "gaussian"}
+    layer = DenseLayer(*map(np.float32, ([[w]], [0], [0])), **units)
     X = np.random.default_rng(0).normal(size=(200, 1)).astype(np.float32)
     found = Stack((layer,)).mixing(X, chains=400, steps=400)
     expected = (1 + w**2) / (1 - w**2)

@@ -39,12 +39,8 @@ def full_stack(kind: str = "classification") -> Stack:
         for layer, units in zip(make_stack(tied=False).layers, ("relu", "gaussian"), strict=True)
     )
     outputs, classes = (3, (7, -2, 10**12)) if kind == "classification" else (1, ())
-    head = Head(
-        rng.normal(size=(2, outputs)).astype(np.float32),
-        rng.normal(size=outputs).astype(np.float32),
-        kind,
-        classes,
-    )
+    arrays = (rng.normal(size=size).astype(np.float32) for size in ((2, outputs), outputs))
+    head = Head(*arrays, kind, classes)
     scaling = Scaling(
         rng.normal(size=4).astype(np.float32), rng.random(4).astype(np.float32) + 1e-3
     )

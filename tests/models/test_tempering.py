@@ -336,12 +336,8 @@ def test_a_fine_tuned_top_is_refused():
 
 def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
     """Without weights v ~ N(a, 1); the last way down keeps the means, which are a."""
-    layer = DenseLayer(
-        np.zeros((2, 3), dtype=np.float32),
-        np.zeros(3, dtype=np.float32),
-        np.float32([0.5, -2]),
-        visible_units="gaussian",
-    )
+    arrays = map(np.float32, (np.zeros((2, 3)), [0, 0, 0], [0.5, -2]))
+    layer = DenseLayer(*arrays, visible_units="gaussian")
     scaling = Scaling(np.float32([100, 0]), np.float32([10, 1]))
     samples = Stack((layer,), scaling=scaling).sample(4, steps=3)
     np.testing.assert_allclose(samples, [[105, -2]] * 4, rtol=1e-6)
@@ -349,14 +345,8 @@ def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
 
 def test_the_joint_gaussian_of_linear_units_is_sampled():
     """E = (v^2 + h^2) / 2 - w v h: v has variance 1 / (1 - w^2), its last mean w h."""
-    w = 0.6
-    layer = DenseLayer(
-        np.float32([[w]]),
-        np.zeros(1, dtype=np.float32),
-        np.zeros(1, dtype=np.float32),
-        hidden_units="gaussian",
-        visible_units="gaussian",
-    )
+    w, units = 0.6, {"hidden_units": "gaussian", "visible_units": "gaussian"}
+    layer = DenseLayer(*map(np.float32, ([[w]], [0], [0])), **units)
     means = Stack((layer,)).sample(40_000, steps=25)
     expected = w**2 / (1 - w**2)  # of w h, where h has the variance of v
     assert means.var() == pytest.approx(expected, rel=5 * np.sqrt(2 / 40_000))
