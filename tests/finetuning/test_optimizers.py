@@ -68,20 +68,12 @@ def is_weight():
 class TestMomentum:
     @pytest.mark.parametrize("block", [1, 7, 50, 64])
     def test_nesterov_is_the_one_of_sutskever_2013_at_the_point_looked_ahead_to(self, block):
-        p, v = start(), np.zeros(50)
+        p, v, how = start(), np.zeros(50), {"learning_rate": RATE, "momentum": MOMENTUM}
         theta, velocity = start(), np.zeros(50)  # p = theta + momentum velocity
         for _ in range(STEPS):
             velocity = MOMENTUM * velocity - RATE * slope(theta + MOMENTUM * velocity)
             theta = theta + velocity
-            sgd_step(
-                p,
-                slope(p),
-                v,
-                learning_rate=RATE,
-                momentum=MOMENTUM,
-                nesterov=True,
-                scratch=np.empty(block),
-            )
+            sgd_step(p, slope(p), v, **how, nesterov=True, scratch=np.empty(block))
         np.testing.assert_allclose(p - MOMENTUM * v, theta, rtol=1e-11)
 
     @pytest.mark.parametrize("nesterov", [False, True])

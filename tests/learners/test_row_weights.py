@@ -273,15 +273,12 @@ def test_a_column_has_one_use(table, more, message):
         load_dataset(table, **{"weights": "w"} | more)
 
 
-def test_other_files_have_no_column_of_weights(tmp_path, bits):
+def test_other_files_and_texts_have_no_weights(tmp_path, bits):
     np.save(tmp_path / "bits.npy", bits)
     with pytest.raises(DataError, match=r"weights: got 'w' for .*, which has no named columns"):
         load_dataset(tmp_path / "bits.npy", weights="w")
     with pytest.raises(DataError, match="weights: got 'w' for digits"):
         load_dataset("digits", weights="w")
-
-
-def test_texts_are_no_weights(tmp_path):
     path = tmp_path / "texts.csv"
     path.write_text("a,w\n" + "1,x\n0,y\n" * 10)
     with pytest.raises(DataError, match="weights: got 'w', which holds texts"):

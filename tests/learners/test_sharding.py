@@ -37,10 +37,8 @@ COMMON = {
 
 
 def make(model: str, **changed) -> Learner:
-    settings = {**COMMON, **changed}
-    if model == "rbm":
-        return RBM(2, VISIBLE, HIDDEN, layer_settings(**settings))
-    return Autoencoder(2, VISIBLE, HIDDEN, layer_settings(**settings))
+    kind = {"rbm": RBM, "autoencoder": Autoencoder, "certain": Certain}[model]
+    return kind(2, VISIBLE, HIDDEN, layer_settings(**(COMMON | changed)))
 
 
 def examples(rows: int = 40) -> np.ndarray:
@@ -133,8 +131,7 @@ class Certain(RBM):
 @pytest.mark.parametrize("cd_steps", [1, 2])
 @pytest.mark.parametrize("rows", [BATCH, 7, 2])
 def test_shards_do_what_the_whole_step_does(shards, split, cd_steps, rows):
-    settings = layer_settings(**(COMMON | {"cd_steps": cd_steps}))
-    whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
+    whole, cut = (make("certain", cd_steps=cd_steps) for _ in range(2))
     steps = WholeStep(whole), step_for(cut, shards, split)
     errors = [trained(training, rows=rows) for training in steps]
     np.testing.assert_allclose(*errors, rtol=1e-5)
@@ -213,8 +210,8 @@ def test_a_restart_starts_the_memory_anew(changed, shards):
 
 
 def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
-    settings = layer_settings(**(COMMON | {"sparsity_cost": 0.5, "sparsity_target": 0.3}))
-    whole, cut = (Certain(2, VISIBLE, HIDDEN, settings) for _ in range(2))
+    sparsity = {"sparsity_cost": 0.5, "sparsity_target": 0.3}
+    whole, cut = (make("certain", **sparsity) for _ in range(2))
     for training in (WholeStep(whole), step_for(cut, 2, "examples")):
         training.train_step(examples(), np.arange(BATCH), epoch=1, step=0)
     assert_close(whole, cut)

@@ -18,22 +18,15 @@ from syncpretrain.errors import SettingsError
 
 pytest.importorskip("sklearn", minversion="1.6", reason="exports are scikit-learn's perceptrons")
 
-CONVOLUTIONS = "dense layers alone, and the {} has convolutions"
-REFUSED = {  # by case and part
-    ("standardized", "autoencoder"): "are relu and tanh",
-    ("standardized", "classifier"): "are relu and tanh",
-    ("standardized", "regressor"): "are relu and tanh",
-    ("blocks", "decoder"): "columns of several kinds",
-    ("blocks", "autoencoder"): "columns of several kinds",
-    ("table", "decoder"): "columns of several kinds",
-    ("table", "autoencoder"): "columns of several kinds",
-}
-
 
 def why_refused(name, part):
     if name == "convolutions" or "pooling" in name:
-        return CONVOLUTIONS.format(part)
-    return REFUSED.get((name, part))
+        return f"dense layers alone, and the {part} has convolutions"
+    if name == "standardized" and part in ("autoencoder", "classifier", "regressor"):
+        return "are relu and tanh"
+    if name in ("blocks", "table") and part in ("decoder", "autoencoder"):
+        return "columns of several kinds"
+    return None
 
 
 def inputs(name, part):

@@ -9,9 +9,7 @@ from binaryunits import means
 from randomstacks import normal_stack
 
 from syncpretrain import Stack, finetune, pretrain
-from syncpretrain.data.dataset import UNLABELLED, Dataset
 from syncpretrain.errors import DataError
-from syncpretrain.models.diagnosis import accuracies
 from syncpretrain.models.stack import DenseLayer, Head
 
 WIDTHS = (6, 5, 4, 3)
@@ -199,20 +197,6 @@ class TestHead:
         head = replace(stack.head, bias=stack.head.bias + 1)
         sums = {s.parameters_sha256 for s in (stack, replace(stack, head=head), make_stack())}
         assert len(sums) == 3
-
-
-def test_accuracies_are_those_of_labelled_rows():
-    """One input, one unit that copies it, a head that says class 4 above 0.5 and class 2 below."""
-    one, none = np.ones((1, 1), dtype=np.float32), np.zeros(1, dtype=np.float32)
-    layer = DenseLayer(one, none, none, None, "gaussian", "bernoulli")
-    head = Head(np.float32([[-1, 1]]), np.float32([0.5, -0.5]), "classification", (2, 4))
-    X = np.float32([[0], [1], [0.2], [0.9]])
-    labels = [np.array(rows) for rows in ([2, 4, 4, UNLABELLED], [UNLABELLED] * 4)]
-    data = Dataset("made", "a test", X, X, X, labels[0], labels[1], None)
-    found = accuracies(Stack((layer,), head=head), data)
-    assert found == {"train": pytest.approx(2 / 3), "validation": None, "test": None}
-    assert accuracies(Stack((layer,)), data) is None
-    assert accuracies(Stack((layer,), head=replace(head, kind="regression")), data) is None
 
 
 class TestRepr:

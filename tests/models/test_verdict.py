@@ -167,7 +167,9 @@ def test_few_labels_are_judged_by_the_rows_that_have_them(monkeypatch, kind, is_
         assert found["accuracy"]["train"] == (predicted == y[judged]).mean()
         share = (y[judged] == 1).mean()
         assert found["majority"]["train"] == max(share, 1 - share)
+        assert found["accuracy"]["test"] is None
     else:
+        assert found["accuracy"] is None
         expected = np.sqrt(np.square(predicted - y[judged]).mean())
         assert found["regression_error"]["train"]["rmse"] == pytest.approx(expected, rel=1e-5)
     error = found["reconstruction_error"]["train"]
