@@ -11,6 +11,9 @@ from syncpretrain import load, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
 
 SPLITS = ("examples", "filters", "hybrid")
+WITHOUT = "finetune_split: got {} for layers without"
+ON_DEVICES = "backend: got cupy with replicas or shards"
+TOO_MANY = "finetune_shards: got more than the 12 examples"
 
 
 def wrong(stack, X, y):
@@ -101,23 +104,19 @@ class TestWorkers:
         assert len(states) == 2
 
 
-class TestRefusals:
-    @pytest.mark.parametrize("split", ["filters", "hybrid"])
-    def test_a_split_of_convolutions_without_any(self, split):
-        stack = normal_stack((64, 8))
-        with pytest.raises(
-            SettingsError, match=rf"^finetune_split: got {split} for layers without"
-        ):
-            tuned(stack, *bars(), split=split)
-
-    def test_parts_on_a_device(self):
-        with pytest.raises(SettingsError, match=r"^backend: got cupy with replicas or shards"):
-            tuned(untrained(), *bars(), backend="cupy", shards=2)
-
-    @pytest.mark.parametrize("split", ["examples", "hybrid"])
-    def test_more_shards_than_examples(self, split):
-        with pytest.raises(SettingsError, match=r"^finetune_shards: got more than the 12 examples"):
-            tuned(untrained(), *bars(), split=split, shards=13)
+@pytest.mark.parametrize(
+    ("stack", "given", "message"),
+    [
+        (normal_stack((64, 8)), {"split": "filters"}, WITHOUT.format("filters")),
+        (normal_stack((64, 8)), {"split": "hybrid"}, WITHOUT.format("hybrid")),
+        (untrained(), {"backend": "cupy", "shards": 2}, ON_DEVICES),
+        (untrained(), {"split": "examples", "shards": 13}, TOO_MANY),
+        (untrained(), {"split": "hybrid", "shards": 13}, TOO_MANY),
+    ],
+)
+def test_parts_that_there_cannot_be_are_refused(stack, given, message):
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        tuned(stack, *bars(), **given)
 
 
 class TestUntrainedStack:
