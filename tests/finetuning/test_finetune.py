@@ -62,11 +62,6 @@ class TestResult:
         after = tuned(stack, X, epochs=400, learning_rate=0.01)
         assert error_of(after, X) < 0.5 < 2 < error_of(stack, X)
 
-    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-    def test_default_learning_rates_lower_the_error(self, optimizer):
-        X, stack = bars_and_stripes(), make_stack()
-        assert error_of(tuned(stack, X, optimizer=optimizer, epochs=20), X) < error_of(stack, X)
-
     def test_first_step_of_sgd_is_the_gradient_of_the_tied_stack_untied(self):
         X, stack = bars_and_stripes(), make_stack()
         after = tuned(stack, X, optimizer="sgd", epochs=1, batch_size=len(X), learning_rate=0.25)

@@ -93,6 +93,7 @@ class TestOptimizers:
     @pytest.mark.parametrize(
         "settings",
         [
+            {"optimizer": "sgd"},
             {"optimizer": "sgd", "momentum": 0.9},
             {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
             {"optimizer": "adam", "weight_decay": 0.01},

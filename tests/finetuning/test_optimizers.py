@@ -87,14 +87,6 @@ class TestMomentum:
         optimizer = gradient_descent(network, momentum=MOMENTUM, nesterov=nesterov)
         np.testing.assert_allclose(train(optimizer, network, STEPS), p, rtol=1e-10)
 
-    def test_float32_agrees_with_float64(self):
-        found = [
-            train(gradient_descent(n, momentum=MOMENTUM, nesterov=True), n, STEPS)
-            for n in (make_network(np.float32), make_network())
-        ]
-        assert found[0].dtype == np.float32
-        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
-
 
 class TestAdam:
     def test_the_optimizer_follows_the_paper(self):

@@ -96,10 +96,14 @@ class TestPasses:
         order = passes.order(1).reshape(2, 15)
         assert (order[:, :3] < 6).all() and (order[:, 3:] >= 6).all()
 
-    def test_an_epoch_has_every_row_without_a_label(self):
+    @pytest.mark.parametrize(("labelled", "others"), [(6, 20), (30, 5)])
+    def test_an_epoch_has_every_row_without_a_label_and_of_many_with_one(self, labelled, others):
+        passes = few(labelled=labelled, others=others)
+        assert (passes.labelled, passes.steps) == (3, 2 if labelled == 6 else 10)
         for epoch in (1, 2, 9):
-            order = few().order(epoch).reshape(2, 15)[:, 3:]
-            assert set(order.ravel()) == set(range(6, 26))
+            order = passes.order(epoch).reshape(passes.steps, 15)
+            assert set(order[:, 3:].ravel()) == set(range(labelled, labelled + others))
+            assert labelled == 6 or set(order[:, :3].ravel()) == set(range(30))
 
     def test_rows_with_a_label_come_equally_often_through_all_epochs(self):
         passes = few()
@@ -111,13 +115,6 @@ class TestPasses:
         orders = [few().order(1), few().order(2), few(seed=4).order(1)]
         assert not any(np.array_equal(a, b) for a, b in pairwise(orders))
         np.testing.assert_array_equal(few().order(2), orders[1])
-
-    def test_an_epoch_has_every_row_with_a_label_too(self):
-        passes = few(labelled=30, others=5)
-        assert (passes.labelled, passes.steps) == (3, 10)
-        order = passes.order(1).reshape(10, 15)
-        assert set(order[:, :3].ravel()) == set(range(30))
-        assert set(order[:, 3:].ravel()) == set(range(30, 35))
 
     def test_fewer_labels_than_a_fifth_are_all_in_each_minibatch(self):
         passes = few(labelled=2)

@@ -33,11 +33,7 @@ def run_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int = 1, step: int = 0):
 
 
 def expected_gradient(parameters, data: np.ndarray, cd_steps: int):
-    """The exact expectation of CD-k: its chain on the hidden states, enumerated.
-
-    The way down passes probabilities on, not samples (Hinton 2010, section 3.2), so the chain
-    goes from one of the 2**H hidden states to the next, h -> v1 = p(v | h) -> h' ~ p(h' | v1).
-    """
+    """The exact expectation of CD-k, whose way down passes means on (Hinton 2010, section 3.2)."""
     W, a, b = parameters
     every_h = states(HIDDEN)
     v1 = logistic(every_h @ W.T + a)

@@ -47,6 +47,7 @@ def full_stack(kind: str = "classification") -> Stack:
     return Stack(layers, INFO, scaling, head)
 
 
+NARROW = {"input__shift": zeros(1), "input__scale": zeros(1) + 1}
 MIXED = Stack((make_stack().layers[0], make_stack(tied=False).layers[1]))
 STACKS = [make_stack(tied=tied, transposed=t) for tied in (True, False) for t in (True, False)]
 
@@ -160,10 +161,7 @@ def test_arrays_that_make_no_stack_are_refused(tmp_path, changed, message):
         ({"input__scale": -1 - zeros(4)}, "the input's scaling is damaged"),
         ({"input__scale": np.inf + zeros(4)}, "the input's scaling is damaged"),
         ({"input__shift": np.nan + zeros(4)}, "the input's scaling is damaged"),
-        (
-            {"input__shift": zeros(1), "input__scale": zeros(1) + 1},
-            "the input's scaling does not fit layer 1",
-        ),
+        (NARROW, "the input's scaling does not fit layer 1"),
         ({"input__shift": zeros(4)}, "do not match their checksum"),
         ({"head__weight": None}, "lacks a part of its head"),
         ({"head__bias": None}, "lacks a part of its head"),

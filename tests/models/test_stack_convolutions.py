@@ -21,6 +21,7 @@ from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 TEXT = "2x8x6,conv:4x3,pool:2,conv:3x2,6"
 WIDTHS = (96, 24, 6, 6)
+NARROW = {"input__shift": zeros(2), "input__scale": zeros(2) + 1}
 UNFIT, LOWEST = "arrays of layer {} do not fit each other", "layers__2__visible_bias"
 
 
@@ -205,10 +206,7 @@ class TestFiles:
             ({"layers__1__hidden_bias": np.nan + zeros(4)}, "layer 1 holds NaN or infinite"),
             ({"layers__2__weight": np.inf + zeros(2, 2, 4, 3)}, "layer 2 holds NaN or infinite"),
             ({"layers__1__hidden_bias": zeros(4)}, "do not match their checksum"),
-            (
-                {"input__shift": zeros(2), "input__scale": zeros(2) + 1},
-                "the input's scaling does not fit layer 1",
-            ),
+            (NARROW, "the input's scaling does not fit layer 1"),
         ],
     )
     def test_arrays_that_make_no_stack_are_refused(self, tmp_path, changed, message):

@@ -238,17 +238,14 @@ def test_samples_are_saved_and_repeat(tmp_path):
 RELU = DenseLayer(*(np.zeros(x, np.float32) for x in ((3, 2), (2,), (3,))), hidden_units="relu")
 LOWER = replace(RELU, hidden_units="bernoulli")
 UPPER = DenseLayer(*(np.zeros(x, np.float32) for x in ((2, 2), (2,), (2,))))
+TUNED = replace(UPPER, model="autoencoder")
 
 
 @pytest.mark.parametrize(
     ("layers", "arguments", "message"),
     [
         ((RELU, replace(UPPER, visible_units="gaussian")), {}, "relu units of layer 1"),
-        (
-            (LOWER, replace(UPPER, model="autoencoder")),
-            {},
-            "layer 2 is an autoencoder, or was fine",
-        ),
+        ((LOWER, TUNED), {}, "layer 2 is an autoencoder, or was fine"),
         ((LOWER, replace(UPPER, visible_units="gaussian")), {}, "layer 2 gaussian visible"),
         ((replace(LOWER, visible_units="counts:3"), UPPER), {}, "got stacked for counts:3"),
         ((LOWER,), {}, "two RBMs or more"),
