@@ -1,7 +1,5 @@
 """Few labels and all: columns that share a range, tables of 0 and 1, and a committee."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -14,7 +12,8 @@ from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_friedman1, make_hastie_10_2
-from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
+from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier as Boosting
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.parallel.blas import at_once, blas_limit
@@ -83,6 +82,12 @@ def test_rows_without_a_target_have_nan_and_no_weight(y, weights):
     assert own is None if weights is None else own.tolist() == [0, 0.5, 0, 2]
 
 
+def changed(X, rows, value):
+    X = X.copy()
+    X[rows, 7] = value
+    return X
+
+
 class TestSharedRange:
     def test_it_is_that_of_the_table(self):
         scaling = shared_range(PIXELS - 3)
@@ -103,6 +108,8 @@ class TestSharedRange:
             np.where(PIXELS > 8, np.nan, 2.0),
             sparse.csr_matrix(PIXELS - 3),  # whose zeros would not stay zeros
             sparse.csr_matrix(PIXELS + 1),  # which has none
+            changed(PIXELS, slice(5), 40),  # are several that lie far away
+            changed(RNG.poisson(0.2, (200, 40)).astype(float), 3, 60),  # are counts of words
         ],
     )
     def test_none(self, X):
@@ -123,8 +130,7 @@ class TestSharedRange:
     @pytest.mark.parametrize("far", [40.0, 1e6, -500.0])
     @pytest.mark.parametrize("X", [PIXELS, PIXELS.astype(np.float32), BITS])
     def test_one_value_far_away_has_no_part(self, X, far):
-        X = X.copy()
-        X[3, 7] = far
+        X = changed(X, 3, far)
         scaling = shared_range(X)
         assert set(scaling.shift.tolist()) == {0.0}
         assert set(scaling.scale.tolist()) == {X.max(where=far != X, initial=0)}
@@ -138,16 +144,6 @@ class TestSharedRange:
         assert _inner_ends(X) == (4.0, 29_997.0)  # three beyond either
         X[X == 2] = np.nan
         assert _inner_ends(X) == (5.0, 29_997.0)
-
-    def test_more_values_far_away_have_a_part(self):
-        X = PIXELS.copy()
-        X[:5, 7] = 40
-        assert shared_range(X) is None
-
-    def test_counts_of_words_stay_counts(self):
-        X = RNG.poisson(0.2, (200, 40)).astype(float)
-        X[3, 7] = 60
-        assert shared_range(X) is None
 
     def test_what_lies_beyond_is_cut_off(self):
         far = in_shared_range(np.full((1, 30), 40.0), shared_range(PIXELS))
@@ -251,22 +247,22 @@ class TestCommittee:
         assert ("rbms" in model.teachers_) is are_bits
         assert np.isfinite(model.predict_proba(X)).all()
 
-    def test_progress_tells_the_weights(self, monkeypatch, capsys):
+    @pytest.mark.parametrize(
+        ("labelled", "told"),
+        [
+            (4, "trees, boosting: learn from all 4 targets"),
+            (4, "learns from the committee: network 0.17, guesses 0.17"),
+            (12, "boosting: learn from two thirds of 12 targets, judged on the others, 3 times"),
+        ],
+    )
+    def test_progress_tells_what_is_learned_and_the_weights(
+        self, monkeypatch, capsys, labelled, told
+    ):
         quick(monkeypatch)
-        X, _, labels = stripes(60)
+        X, y, few = stripes(60)
+        labels = few if labelled == 4 else np.where(np.arange(60) % 5 == 0, y, np.nan)
         DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
-        printed = " ".join(capsys.readouterr().out.split())
-        assert "trees, boosting: learn from all 4 targets" in printed
-        assert "learns from the committee: network 0.17, guesses 0.17" in printed
-
-    def test_progress_tells_what_is_left_out(self, monkeypatch, capsys):
-        quick(monkeypatch)
-        X, y, _ = stripes(60)
-        labels = np.where(np.arange(60) % 5 == 0, y, np.nan)  # 6 of each class
-        DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
-        printed = " ".join(capsys.readouterr().out.split())
-        about = "from two thirds of 12 targets, judged on the others, 3 times"
-        assert f"boosting: learn {about}" in printed
+        assert told in " ".join(capsys.readouterr().out.split())
 
     def test_the_result_does_not_depend_on_the_number_of_workers(self, monkeypatch):
         quick(monkeypatch, 100)
@@ -460,36 +456,31 @@ class TestAsked:
         (_, part, _), (_, full, _) = member.seen
         assert (len(part.rows), len(full.rows)) == (8, 12)
 
-    @pytest.fixture
-    def grown(self, monkeypatch):
-        """Return a function that asks one member, and returns the sizes it learned with."""
-
-        def sizes(name, learner, size):
-            grown, grow = [], learner.fit
-
-            def fit(model, *args, **how):
-                grown.append(getattr(model, size))
-                return grow(model, *args, **how)
-
-            monkeypatch.setattr(learner, "fit", fit)
-            kind = ForClasses(2)
-            members = {name: models(kind, self.X, 0)[name], "other": Told(right(0.6))}
-            asked(kind, members, self.X, self.LABELS, 0)
-            return grown
-
-        return sizes
-
-    @pytest.mark.parametrize(("many", "trees"), [(8, [33, 100]), (13, [100] * 4)])
-    def test_fewer_trees_are_judged_where_rows_are_many(self, monkeypatch, grown, many, trees):
-        monkeypatch.setattr(committee, "MANY_TRIED", many)
-        assert grown("trees", ExtraTreesClassifier, "n_estimators") == trees
-
-    @pytest.mark.parametrize(("most", "rounds"), [(200, [100] * 3), (20, [4, 4, 4, 10])])
-    def test_fewer_rounds_are_judged_where_classes_are_many(self, monkeypatch, grown, most, rounds):
+    @pytest.mark.parametrize(
+        ("name", "learner", "size", "limit", "expected"),
+        [
+            ("trees", ExtraTreesClassifier, "n_estimators", ("MANY_TRIED", 8), [33, 100]),
+            ("trees", ExtraTreesClassifier, "n_estimators", ("MANY_TRIED", 13), [100] * 4),
+            ("boosting", Boosting, "max_iter", ("MOST_BOOSTED", 200), [100] * 3),
+            ("boosting", Boosting, "max_iter", ("MOST_BOOSTED", 20), [4, 4, 4, 10]),
+        ],
+    )
+    def test_less_is_judged_where_rows_or_classes_are_many(
+        self, monkeypatch, name, learner, size, limit, expected
+    ):
         """With many classes, each of which has a tree in each round, boosting has fewer rounds."""
-        monkeypatch.setattr(committee, "MOST_BOOSTED", most)
-        found = grown("boosting", HistGradientBoostingClassifier, "max_iter")
-        assert found[: len(rounds)] == rounds
+        monkeypatch.setattr(committee, *limit)
+        grown, grow = [], learner.fit
+
+        def fit(model, *args, **how):
+            grown.append(getattr(model, size))
+            return grow(model, *args, **how)
+
+        monkeypatch.setattr(learner, "fit", fit)
+        members = {name: models(ForClasses(2), self.X, 0)[name], "other": Told(right(0.6))}
+        asked(ForClasses(2), members, self.X, self.LABELS, 0)
+        assert grown[: len(expected)] == expected
+        assert len(grown) == len(expected) or name == "boosting"  # which may not be asked at last
 
     def test_a_wrong_member_is_not_asked(self):
         members = {"right": Told(right(0.9)), "wrong": Told(right(0.2))}
@@ -657,13 +648,10 @@ class TestNumbers:
     )
     def test_where_numbers_are_few(self, monkeypatch, numbers, own, asks):
         quick(monkeypatch)
-        y = np.where(np.arange(300) < numbers, self.Y[:, 0], np.nan)
         model = DBNRegressor(hidden=(4,), workers=1, random_state=0, **own)
-        if not asks:
-            model.set_params(epochs=0)
-            assert not model._is_to_ask(self.X, numbers, 1)
-        else:
-            fitted = model.fit(self.X, y)
+        assert model._is_to_ask(self.X, numbers, 1) is asks
+        if asks:
+            fitted = model.fit(self.X, np.where(np.arange(300) < numbers, self.Y[:, 0], np.nan))
             assert fitted.teachers_ and np.isfinite(fitted.predict(self.X)).all()
 
     def test_curved_numbers_are_learned_with_all_of_them(self):

@@ -1,7 +1,5 @@
 """Rectified units of predictors: in all layers, with many targets of measurements."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

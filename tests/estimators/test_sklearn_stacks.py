@@ -1,7 +1,5 @@
 """Stacks of the estimators on their own: what they predict, go on from, and read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +22,8 @@ from syncpretrain.sklearn import base
 
 SMALL = {"hidden": (8,), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
 TUNED = {**SMALL, "finetune_epochs": 40, "settings": {"finetune_learning_rate": 0.02}}
+STILL = {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}
+STILL = {"finetune_epochs": 1, "settings": STILL}
 BLOBS, PLACES = make_blobs(90, 4, centers=3, cluster_std=0.5, random_state=1)
 NAMES = np.array(["oak", "ash", "elm"])
 CLASSES = {
@@ -64,9 +64,7 @@ class TestWarmStart:
     @pytest.mark.parametrize("y", CLASSES.values(), ids=CLASSES)
     def test_the_head_goes_on(self, y):
         fitted = DBNClassifier(**TUNED).fit(BLOBS, y)
-        options = {"finetune_learning_rate": 1e-9}
-        again = DBNClassifier(pretrained=fitted, finetune_epochs=1, settings=options)
-        again.fit(BLOBS, y)
+        again = DBNClassifier(pretrained=fitted, **STILL).fit(BLOBS, y)
         np.testing.assert_allclose(
             again.predict_proba(BLOBS), fitted.predict_proba(BLOBS), atol=1e-4
         )
@@ -74,9 +72,7 @@ class TestWarmStart:
     def test_of_some_classes_in_another_order(self):
         fitted = DBNClassifier(**TUNED).fit(BLOBS, CLASSES["texts"])
         some = PLACES != 1
-        options = {"finetune_learning_rate": 1e-9}
-        again = DBNClassifier(pretrained=fitted, finetune_epochs=1, settings=options)
-        again.fit(BLOBS[some], CLASSES["texts"][some])
+        again = DBNClassifier(pretrained=fitted, **STILL).fit(BLOBS[some], CLASSES["texts"][some])
         assert again.classes_.tolist() == ["elm", "oak"]
         assert again.predict_proba(BLOBS).shape == (90, 2)
         assert again.score(BLOBS[some], CLASSES["texts"][some]) > 0.9
@@ -89,9 +85,7 @@ class TestWarmStart:
 
     def test_of_numbers(self):
         fitted = DBNRegressor(**TUNED).fit(BLOBS, FAR)
-        options = {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}
-        again = DBNRegressor(pretrained=fitted, finetune_epochs=1, settings=options)
-        again.fit(BLOBS[:50], FAR[:50])
+        again = DBNRegressor(pretrained=fitted, **STILL).fit(BLOBS[:50], FAR[:50])
         np.testing.assert_allclose(again.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-5)
         classes = DBNClassifier(**TUNED, pretrained=fitted).fit(BLOBS, PLACES)
         assert classes.score(BLOBS, PLACES) > 0.9
@@ -125,14 +119,26 @@ IMAGES = np.random.default_rng(1).integers(17, size=(100, 36)) / 16
 CODED = {**SMALL, "hidden": (6,)}
 
 
+def mapped(X, tmp_path):
+    np.save(tmp_path / "rows.npy", X)
+    return np.load(tmp_path / "rows.npy", mmap_mode="r")
+
+
+def check_tuned(stack, X, tmp_path):
+    """Check that bytes, the same numbers, and a mapped file tune a stack alike."""
+    options = {"epochs": 1, "batch_size": 10, "blas_threads": 1}
+    forms = (X, X.astype(float), mapped(X, tmp_path))
+    stacks = [finetune(stack, rows, LABELS, **options) for rows in forms]
+    assert len({tuned.parameters_sha256 for tuned in stacks}) == 1
+
+
 class TestBytes:
     @pytest.mark.parametrize("X", [BYTES, BYTES * 15, BYTES // 15], ids=["16", "240", "1"])
     def test_are_numbers_to_the_stack_too(self, X, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(X, LABELS)
         expected = fitted.predict_proba(X.astype(float))
         np.testing.assert_array_equal(fitted.predict_proba(X), expected)
-        np.save(tmp_path / "rows.npy", X)
-        for rows in (X, X.astype(float), np.load(tmp_path / "rows.npy", mmap_mode="r")):
+        for rows in (X, X.astype(float), mapped(X, tmp_path)):
             own = saved(fitted.stack_, tmp_path).predict_proba(rows)
             np.testing.assert_allclose(own, expected, atol=1e-6)
 
@@ -144,13 +150,7 @@ class TestBytes:
 
     def test_fine_tuning_goes_on(self, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
-        np.save(tmp_path / "rows.npy", BYTES)
-        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
-        tuned = [
-            finetune(fitted.stack_, rows, LABELS, epochs=1, batch_size=10, blas_threads=1)
-            for rows in (BYTES, BYTES.astype(float), mapped)
-        ]
-        assert len({stack.parameters_sha256 for stack in tuned}) == 1
+        check_tuned(fitted.stack_, BYTES, tmp_path)
 
     def test_on_the_command_line(self, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
@@ -164,14 +164,7 @@ class TestBytes:
 
 def test_bytes_of_0_and_1_in_a_mapped_file_are_fine_tuned_as_in_memory(tmp_path):
     X = BYTES // 15
-    stack = pretrain(X, hidden=[4], epochs=1, batch_size=10, warn=False)
-    np.save(tmp_path / "rows.npy", X)
-    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    tuned = [
-        finetune(stack, rows, LABELS, epochs=1, batch_size=10, blas_threads=1)
-        for rows in (X, mapped)
-    ]
-    assert len({stack.parameters_sha256 for stack in tuned}) == 1
+    check_tuned(pretrain(X, hidden=[4], epochs=1, batch_size=10, warn=False), X, tmp_path)
 
 
 @pytest.fixture

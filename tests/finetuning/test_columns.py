@@ -1,23 +1,20 @@
 """Convolutions in groups, the columns of a network, and steps whose columns are dealt out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from barpictures import bars, tuned, untrained
 from commandline import exit_status
-from linkedchains import DROPOUTS, as_float32, backwards, dense, down, examples, interpreted, up
+from linkedchains import DROPOUTS, dense, down, examples, up
 from minibatches import gradient, loss_of, place, train
-from randomconvolutions import convolutional_stack, ungrouped
+from randomconvolutions import ungrouped
 
 import syncpretrain
 from syncpretrain import Conv, ImageShape, Pool
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam
-from syncpretrain.kernels.program import in_turn
 from syncpretrain.pretraining.build import build_learner
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.settings.architecture import in_columns
@@ -117,26 +114,6 @@ def test_a_learner_takes_the_step_of_one_whose_cross_weights_are_zero(model, poo
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
-def test_columns_do_not_see_each_other():
-    stack = convolutional_stack("4x8x8,conv:4x3:1/2,pool:2,conv:6x3/2")
-    X = np.random.default_rng(0).random((3, 256), dtype=np.float32)
-    changed = X.copy()
-    changed[:, 128:] = 0  # the second half of the channels
-    codes = [stack.encode(x).reshape(3, -1, 6) for x in (X, changed)]
-    np.testing.assert_array_equal(codes[0][..., :3], codes[1][..., :3])
-    assert (codes[0][..., 3:] != codes[1][..., 3:]).all()
-
-
-def test_a_stack_is_kept_and_codes_come_back(tmp_path):
-    stack = convolutional_stack(TEXT, tied=False, model="autoencoder")
-    stack.save(tmp_path / "model.safetensors")
-    again = syncpretrain.load(tmp_path / "model.safetensors")
-    assert again.layers[1].shape == stack.layers[1].shape
-    assert again.layers[1].weight.shape == (3, 3, 2, 6)
-    X = np.random.default_rng(0).random((3, 128), dtype=np.float32)
-    np.testing.assert_array_equal(again.reconstruct(X), stack.reconstruct(X))
-
-
 # Images of 4 x 5 x 5, in two columns, across, and in two columns again.
 LOWER = ConvolutionShape(4, 5, 5, 4, 2, pool=2, channels_first=True, groups=2)
 ACROSS = ConvolutionShape(4, 2, 2, 6, 1)
@@ -200,19 +177,6 @@ class TestDealtOut:
         for errors, parameters in found[1:]:
             np.testing.assert_allclose(errors, found[0][0], rtol=1e-8)
             np.testing.assert_allclose(parameters, found[0][1], rtol=1e-6, atol=1e-8)
-
-    def test_the_order_of_shards_changes_no_bit(self, chain, loss):
-        x, target = self.pictures(chain, 5, np.float32)
-        found = []
-        for run in (interpreted, backwards, in_turn):
-            network = Network(as_float32(chain), loss=loss, shards=4, split="columns", **OPTIONS)
-            moving = adam(network)
-            error = train(moving, x, target, rate=0.01, epoch=1, step=0, run=run)
-            found.append((error, network.gradients))
-        assert found[0][0] == found[1][0]
-        np.testing.assert_array_equal(found[0][1], found[1][1])
-        assert found[2][0] == pytest.approx(found[0][0], rel=1e-4)
-        np.testing.assert_allclose(found[2][1], found[0][1], rtol=1e-3, atol=1e-5)
 
 
 def test_columns_wait_where_they_meet():

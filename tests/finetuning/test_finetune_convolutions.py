@@ -1,28 +1,19 @@
 """Fine-tuning of stacks with convolutions on pictures of a bar, which lies or stands somewhere."""
 
-from __future__ import annotations
-
-import sys
-import tracemalloc
-
 import numpy as np
 import pytest
-from barpictures import SIDE, TEXT, bars, tuned, untrained
+from barpictures import TEXT, bars, tuned, untrained
 from randomconvolutions import convolutional_stack
 from randomstacks import normal_stack
+from toyclasses import epochs_of
 
 from syncpretrain import load, pretrain
-from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError
-from syncpretrain.events import FinetuneEpochFinished
-from syncpretrain.finetuning.options import tuning_options
-from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.finetuning.tasks import Form, Part
+from syncpretrain.errors import RunInterrupted, SettingsError
 
 SPLITS = ("examples", "filters", "hybrid")
-
-
-def epochs_of(events):
-    return [event for event in events if isinstance(event, FinetuneEpochFinished)]
+WITHOUT = "finetune_split: got {} for layers without"
+ON_DEVICES = "backend: got cupy with replicas or shards"
+TOO_MANY = "finetune_shards: got more than the 12 examples"
 
 
 def wrong(stack, X, y):
@@ -55,33 +46,14 @@ class TestClassification:
             assert all(a.flags.c_contiguous and a.base is None for _, a in new.parameters())
         assert after.info["finetune"][0]["split"] == "hybrid"
 
-    def test_keeps_the_best_epoch(self):
-        (X, y), events = bars(), []
-        held_out = {"validation": X[:30], "validation_y": 1 - y[:30]}
-        after = tuned(
-            untrained(), X, y, patience=2, epochs=50, observers=[events.append], **held_out
-        )
-        errors = [event.validation_error for event in epochs_of(events)]
-        best = after.info["finetune"][0]["best_epoch"]
-        assert errors[best - 1] == min(errors)
-        assert len(errors) == best + 2
-        assert wrong(after, X[:30], 1 - y[:30]) == pytest.approx(min(errors))
-
 
 class TestReconstruction:
     @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
     def test_lowers_the_error_of_the_unrolled_stack(self, loss):
         X, events = bars()[0], []
         stack = untrained(units="tanh")
-        after = tuned(
-            stack,
-            X,
-            validation=X,
-            epochs=15,
-            learning_rate=0.01,
-            loss=loss,
-            observers=[events.append],
-        )
+        how = {"validation": X, "epochs": 15, "learning_rate": 0.01, "loss": loss}
+        after = tuned(stack, X, **how, observers=[events.append])
         errors = [float(((s.reconstruct(X) - X) ** 2).sum() / len(X)) for s in (stack, after)]
         assert errors[1] < 0.5 * errors[0]
         assert epochs_of(events)[-1].validation_error == pytest.approx(errors[1], rel=1e-4)
@@ -89,39 +61,12 @@ class TestReconstruction:
 
     def test_of_standardized_pictures_of_two_channels(self):
         X = np.random.default_rng(0).normal(3, 2, size=(40, 2 * 6 * 6)).astype(np.float32)
-        stack = pretrain(
-            X,
-            layers="2x6x6,conv:3x3,pool:2,5",
-            model="denoising",
-            visible_units="gaussian",
-            hidden_units="tanh",
-            epochs=1,
-            batch_size=10,
-        )
+        how = {"model": "denoising", "visible_units": "gaussian", "hidden_units": "tanh"}
+        stack = pretrain(X, layers="2x6x6,conv:3x3,pool:2,5", **how, epochs=1, batch_size=10)
         after = tuned(stack, X, epochs=5, learning_rate=0.003, batch_size=10)
         errors = [float(((s.reconstruct(X) - X) ** 2).mean()) for s in (stack, after)]
         assert errors[1] < errors[0]
         assert after.units == stack.units
-
-
-def test_numbers_are_learned_too():
-    X = bars()[0]
-    y = X.reshape(-1, SIDE, SIDE)[:, :4].mean(axis=(1, 2)) - X.reshape(-1, SIDE, SIDE)[:, 4:].mean(
-        axis=(1, 2)
-    )
-    after = tuned(untrained(), X, y, epochs=40, learning_rate=0.01)
-    assert np.corrcoef(after.predict(X), y)[0, 1] > 0.95
-
-
-@pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])
-def test_line_searches_lower_the_error(optimizer):
-    pytest.importorskip("scipy.optimize")
-    (X, y), events = bars(), []
-    tuned(
-        untrained(), X, y, optimizer=optimizer, batch_size=60, epochs=4, observers=[events.append]
-    )
-    errors = [event.train_error for event in epochs_of(events)]
-    assert errors[-1] < 0.5 * errors[0]
 
 
 @pytest.mark.parametrize("supervised", [True, False])
@@ -132,21 +77,10 @@ class TestWorkers:
         return X, y if supervised else None
 
     def test_any_number_of_them_gives_the_same_bits(self, split, supervised):
-        stack = untrained()
-        found = [
-            tuned(
-                stack,
-                *self.targets(supervised),
-                replicas=replicas,
-                shards=4,
-                split=split,
-                dropout=0.2,
-                input_dropout=0.1,
-                weight_decay=0.01,
-            ).parameters_sha256
-            for replicas in (1, 2, 4)
-        ]
-        assert found == found[:1] * 3
+        given, how = (untrained(), *self.targets(supervised)), {"shards": 4, "split": split}
+        how |= {"dropout": 0.2, "input_dropout": 0.1, "weight_decay": 0.01}
+        stacks = [tuned(*given, replicas=replicas, **how) for replicas in (1, 2, 4)]
+        assert len({stack.parameters_sha256 for stack in stacks}) == 1
 
     @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
     def test_a_resumed_run_gives_the_same_bits(self, split, supervised, optimizer):
@@ -170,41 +104,19 @@ class TestWorkers:
         assert len(states) == 2
 
 
-def test_splits_agree_up_to_rounding():
-    X, y = bars()
-    found = [
-        tuned(untrained(units="tanh"), X, y, split=split, shards=3, dropout=0.2).layers
-        for split in (*SPLITS, "units")
-    ]
-    for layers in found[1:]:
-        for mine, first in zip(layers, found[0], strict=True):
-            np.testing.assert_allclose(mine.weight, first.weight, rtol=1e-2, atol=1e-4)
-
-
-def test_a_divergence_leaves_the_stack_that_was_given():
-    stack = untrained()
-    with pytest.raises(DivergedError, match="fine-tuning diverged in epoch 1") as caught:
-        tuned(stack, *bars(), optimizer="sgd", learning_rate=1e39)
-    assert caught.value.stack is stack
-
-
-class TestRefusals:
-    @pytest.mark.parametrize("split", ["filters", "hybrid"])
-    def test_a_split_of_convolutions_without_any(self, split):
-        stack = normal_stack((64, 8))
-        with pytest.raises(
-            SettingsError, match=rf"^finetune_split: got {split} for layers without"
-        ):
-            tuned(stack, *bars(), split=split)
-
-    def test_parts_on_a_device(self):
-        with pytest.raises(SettingsError, match=r"^backend: got cupy with replicas or shards"):
-            tuned(untrained(), *bars(), backend="cupy", shards=2)
-
-    @pytest.mark.parametrize("split", ["examples", "hybrid"])
-    def test_more_shards_than_examples(self, split):
-        with pytest.raises(SettingsError, match=r"^finetune_shards: got more than the 12 examples"):
-            tuned(untrained(), *bars(), split=split, shards=13)
+@pytest.mark.parametrize(
+    ("stack", "given", "message"),
+    [
+        (normal_stack((64, 8)), {"split": "filters"}, WITHOUT.format("filters")),
+        (normal_stack((64, 8)), {"split": "hybrid"}, WITHOUT.format("hybrid")),
+        (untrained(), {"backend": "cupy", "shards": 2}, ON_DEVICES),
+        (untrained(), {"split": "examples", "shards": 13}, TOO_MANY),
+        (untrained(), {"split": "hybrid", "shards": 13}, TOO_MANY),
+    ],
+)
+def test_parts_that_there_cannot_be_are_refused(stack, given, message):
+    with pytest.raises(SettingsError, match=f"^{message}"):
+        tuned(stack, *bars(), **given)
 
 
 class TestUntrainedStack:
@@ -225,46 +137,3 @@ class TestUntrainedStack:
         stack = untrained(visible="gaussian")
         assert [layer.visible_units for layer in stack.layers] == ["gaussian"] * 3
         assert {layer.model for layer in stack.layers} == {"autoencoder"}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"split": "examples", "shards": 4},
-        {"split": "filters", "shards": 4, "optimizer": "sgd", "momentum": 0.9},
-        {"split": "hybrid", "shards": 4, "dropout": 0.5, "input_dropout": 0.2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("supervised", [True, False])
-def test_the_memory_that_is_needed_is_an_upper_bound(settings, supervised, monkeypatch):
-    text = "1x20x20,conv:16x5,pool:2,conv:24x3,pool:2,100"
-    draw = np.random.default_rng(0)
-    X = draw.random((400, 400), dtype=np.float32)
-    y = np.arange(400) % 3 if supervised else None
-    given = {"objective": "classification" if supervised else "reconstruction", "epochs": 1}
-    given |= {"blas_threads": 1, "batch_size": 100, "replicas": 1, **settings}
-    needed = []
-    module = sys.modules["syncpretrain.finetuning.prepared"]
-    monkeypatch.setattr(module, "check_available", lambda n, *rest: needed.append(n))
-    stack = untrained(text)
-    form, options = Form.of(stack), tuning_options(given)
-    Finetuning(form, options, Part(X, y, "y")).run(stack)  # what is loaded at first is not its own
-    tracemalloc.start()
-    try:
-        Finetuning(form, options, Part(X, y, "y")).run(stack)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < needed[-1] + 500_000, "and some hundred kB of objects"
-    assert needed[-1] < 3 * peak, "nor is it far away"
-
-
-def test_a_pretrained_stack_is_tuned_for_classes():
-    X, y = bars()
-    stack = pretrain(
-        X, layers=TEXT, model="denoising", hidden_units="relu", epochs=2, batch_size=12
-    )
-    after = tuned(stack, X, y, epochs=15, learning_rate=0.01)
-    assert wrong(after, X, y) < 0.2

@@ -1,13 +1,12 @@
 """What fine-tuning would refuse is refused before pretraining, by the same objects."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 
 import msgspec
 import numpy as np
 import pytest
+from barpictures import untrained
 from randomstacks import normal_stack
 
 from syncpretrain.cli import main
@@ -68,18 +67,6 @@ def refused_early(monkeypatch, tmp_path):
 
 
 class TestBeforePretraining:
-    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
-    def test_an_optimizer_without_its_package(self, refused_early, monkeypatch, method):
-        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-        settings = make_settings({"optimizer": method})
-        refused_early(f"^finetune_optimizer: {method} needs SciPy; pip", settings, make_data())
-
-    def test_a_loss_that_the_visible_units_do_not_have(self, refused_early):
-        settings = make_settings(
-            {"objective": "reconstruction", "loss": "cross-entropy"}, visible_units="gaussian"
-        )
-        refused_early("^finetune_loss: got cross-entropy for gaussian", settings, make_data())
-
     @pytest.mark.parametrize(
         "changes",
         [
@@ -174,15 +161,11 @@ class TestCheckFinetuning:
     def test_it_tunes_as_the_function_does(self, objective):
         settings, data = make_settings({"objective": objective}), make_data()
         tuning = check_finetuning(settings, data)
-        alone = finetune(
-            normal_stack(WIDTHS),
-            data.train,
-            None if objective == "reconstruction" else data.train_labels,
-            validation=data.validation,
-            validation_y=None if objective == "reconstruction" else data.validation_labels,
-            seed=settings.pretrain.seed,
-            **msgspec.to_builtins(settings.finetune),
-        )
+        given = msgspec.to_builtins(settings.finetune) | {"seed": settings.pretrain.seed}
+        labels = data.train_labels, data.validation_labels
+        y, validation_y = (None, None) if objective == "reconstruction" else labels
+        given |= {"validation": data.validation, "validation_y": validation_y}
+        alone = finetune(normal_stack(WIDTHS), data.train, y, **given)
         for _ in range(2):  # it is not used up
             after = tuning.run(normal_stack(WIDTHS))
             assert after.parameters_sha256 == alone.parameters_sha256
@@ -192,14 +175,9 @@ class TestCheckFinetuning:
         y = np.where(np.arange(60) % 2, -1, np.arange(60))
         settings = make_settings({"objective": "regression"})
         tuning = check_finetuning(settings, make_data(train_labels=y))
-        data = make_data()
-        some = finetune(
-            normal_stack(WIDTHS),
-            data.train[::2],
-            y[::2].astype(float),
-            seed=settings.pretrain.seed,
-            **msgspec.to_builtins(settings.finetune),
-        )
+        given = msgspec.to_builtins(settings.finetune) | {"seed": settings.pretrain.seed}
+        rows, known = make_data().train[::2], y[::2].astype(float)
+        some = finetune(normal_stack(WIDTHS), rows, known, **given)
         assert tuning.examples == 30
         assert tuning.run(normal_stack(WIDTHS)).parameters_sha256 == some.parameters_sha256
 
@@ -212,47 +190,58 @@ class TestCheckFinetuning:
             tuning.run(normal_stack((16, 8, 4)))
 
 
+DENSE = normal_stack((300, 200, 100))
+CONVOLUTIONS = untrained("1x20x20,conv:16x5,pool:2,conv:24x3,pool:2,100")
+SHORT = {"epochs": 1, "batch_size": 100, "replicas": 1}
+OF_DENSE = [
+    {},
+    {"optimizer": "sgd", "momentum": 0.9},
+    {"optimizer": "cg", "epochs": 1, "batch_size": 150},
+    {"optimizer": "lbfgs", "epochs": 1, "batch_size": 150},
+    {"split": "examples", "shards": 4},
+    {"split": "units", "shards": 3},
+    {"dropout": 0.5, "input_dropout": 0.2, "patience": 3},
+    {"batch_size": 400},
+]
+OF_CONVOLUTIONS = [
+    {},
+    {"split": "examples", "shards": 4},
+    {"split": "filters", "shards": 4, "optimizer": "sgd", "momentum": 0.9},
+    {"split": "hybrid", "shards": 4, "dropout": 0.5, "input_dropout": 0.2},
+]
+
+
 class TestMemory:
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"optimizer": "sgd", "momentum": 0.9},
-            {"optimizer": "cg", "epochs": 1, "batch_size": 150},
-            {"optimizer": "lbfgs", "epochs": 1, "batch_size": 150},
-            {"split": "examples", "shards": 4},
-            {"split": "units", "shards": 3},
-            {"dropout": 0.5, "input_dropout": 0.2, "patience": 3},
-            {"batch_size": 400},
-        ],
-        ids=str,
-    )
     @pytest.mark.parametrize("objective", ["reconstruction", "classification", "regression"])
-    def test_what_is_needed_is_an_upper_bound(self, settings, objective, monkeypatch):
-        widths = (300, 200, 100)
+    @pytest.mark.parametrize(
+        ("stack", "settings"),
+        [
+            *((DENSE, own) for own in OF_DENSE),
+            *((CONVOLUTIONS, SHORT | own) for own in OF_CONVOLUTIONS),
+        ],
+        ids=[*map(str, OF_DENSE), *(f"convolutions, {own}" for own in OF_CONVOLUTIONS)],
+    )
+    def test_what_is_needed_is_an_upper_bound(self, stack, settings, objective, monkeypatch):
         if settings.get("optimizer") in ("cg", "lbfgs"):
             pytest.importorskip("scipy.optimize")
-        draw = np.random.default_rng(0)
-        X = draw.random((400, widths[0]), dtype=np.float32)
+        X = np.random.default_rng(0).random((400, stack.widths[0]), dtype=np.float32)
         y = np.where(np.arange(400) % 4, np.arange(400) % 3, -1)
         if objective == "regression":
             y = np.where(y == -1, np.nan, y)
         targets = None if objective == "reconstruction" else y
         given = {"objective": objective, "epochs": 2, "blas_threads": 1, "batch_size": 50}
-        given["learning_rate"] = 1e-4
-        given |= settings
+        given |= {"learning_rate": 1e-4} | settings
         if targets is not None:
             given["batch_size"] = min(given["batch_size"], 300)
         needed = []
         module = sys.modules["syncpretrain.finetuning.prepared"]
         monkeypatch.setattr(module, "check_available", lambda n, *rest: needed.append(n))
-        stack = normal_stack(widths)
         form, options = Form.of(stack), tuning_options(given)
-        small = Finetuning(form, options, Part(X, targets, "y"), Part(X, targets, "y"))
-        small.run(stack)  # what is loaded at first is not fine-tuning's
+        parts = Part(X, targets, "y"), Part(X, targets, "y")
+        Finetuning(form, options, *parts).run(stack)  # what is loaded at first is not fine-tuning's
         tracemalloc.start()
         try:
-            Finetuning(form, options, Part(X, targets, "y"), Part(X, targets, "y")).run(stack)
+            Finetuning(form, options, *parts).run(stack)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

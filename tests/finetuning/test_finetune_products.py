@@ -1,7 +1,5 @@
 """Fine-tuning with own products: where they are taken, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -60,23 +58,21 @@ def test_it_trains_like_the_products_of_the_blas(what, stack):
     # The bits may be equal: on some CPUs the BLAS adds so few terms in the same order.
 
 
-@pytest.mark.parametrize("optimizer", ["cg", "lbfgs"])
-def test_searches_are_refused(stack, optimizer):
-    with pytest.raises(SettingsError, match=f"got own with optimizer {optimizer} and precision"):
-        finetune(stack, X, **OWN, optimizer=optimizer)
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "auto", "tf32"])
-def test_other_precisions_are_refused(stack, precision):
-    with pytest.raises(SettingsError, match="got own with optimizer adam and precision"):
-        finetune(stack, X, **OWN, precision=precision)
-
-
-def test_gpus_and_sparse_examples_are_refused(stack):
-    with pytest.raises(SettingsError, match="own products of fine-tuning, which the CPU computes"):
-        finetune(stack, X, **OWN, backend="cupy")
-    with pytest.raises(SettingsError, match="finetune_products: got own with sparse examples"):
-        finetune(stack, sparse.csr_matrix(X), **OWN)
+@pytest.mark.parametrize(
+    ("rows", "given", "message"),
+    [
+        (X, {"optimizer": "cg"}, "got own with optimizer cg and precision"),
+        (X, {"optimizer": "lbfgs"}, "got own with optimizer lbfgs and precision"),
+        (X, {"precision": "bfloat16"}, "got own with optimizer adam and precision"),
+        (X, {"precision": "auto"}, "got own with optimizer adam and precision"),
+        (X, {"precision": "tf32"}, "got own with optimizer adam and precision"),
+        (X, {"backend": "cupy"}, "own products of fine-tuning, which the CPU computes"),
+        (sparse.csr_matrix(X), {}, "finetune_products: got own with sparse examples"),
+    ],
+)
+def test_what_has_no_own_products_is_refused(stack, rows, given, message):
+    with pytest.raises(SettingsError, match=message):
+        finetune(stack, rows, **OWN, **given)
 
 
 @pytest.mark.skipif(FORMS[:1] in ((), ("portable",)), reason="own products are slow here")

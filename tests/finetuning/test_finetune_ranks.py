@@ -1,7 +1,5 @@
 """Fine-tuning on ranks that are threads: the bits of as many shards in one process."""
 
-from __future__ import annotations
-
 import re
 import signal
 
@@ -139,11 +137,8 @@ def test_an_error_on_one_rank_names_it(stack, bits, monkeypatch, number):
         return healthy(self, X, rows, epoch=epoch, step=step, **how)
 
     monkeypatch.setattr(ExamplesOnRanks, "train_step", broken)
-    told = (
-        r"^out of luck"
-        if number == 0
-        else (rf"^fine-tuning failed in epoch 2 on rank {number} on .*: ValueError: out of luck")
-    )
+    place = rf"fine-tuning failed in epoch 2 on rank {number} on .*: ValueError: "
+    told = f"^{place * (number > 0)}out of luck"
     with local_ranks(4) as ranks:
         with pytest.raises((WorkerError, ValueError), match=told) as caught:
             tune(stack, bits, replicas=3)

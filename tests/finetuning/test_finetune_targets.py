@@ -1,13 +1,82 @@
-"""Targets of fine-tuning: probabilities of classes, and targets that are refused."""
-
-from __future__ import annotations
+"""Targets of fine-tuning: numbers, probabilities of classes, and what is refused."""
 
 import numpy as np
 import pytest
-from toyclasses import CLASSES, numbers, refused, toy, tuned
+from toyclasses import CLASSES, make_stack, numbers, refused, toy, tuned
 
 from syncpretrain import finetune, pretrain
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError, DivergedError, SettingsError
+
+OF_CLASSES, OF_NUMBERS = {"objective": "classification"}, {"objective": "regression"}
+NUMBERS = np.arange(60) % 7
+
+
+class TestRegression:
+    @pytest.mark.parametrize("outputs", [1, 2])
+    def test_learns_numbers(self, outputs):
+        X = toy()[0]
+        y = numbers(X)[:, 0] if outputs == 1 else numbers(X)
+        after = tuned(None, X, y, epochs=100, learning_rate=0.02)
+        assert after.predict(X).shape == y.shape
+        assert np.square(after.predict(X) - y).mean() < 0.05 * y.var()
+        assert after.head.kind == "regression"
+        with pytest.raises(DataError, match="no classifier"):
+            after.predict_proba(X)
+
+    def test_rows_with_a_missing_number_are_left_out(self):
+        X = toy()[0]
+        y = numbers(X)
+        y[::4, 1] = np.nan
+        known = ~np.isnan(y[:, 1])
+        among, alone = tuned(None, X, y), tuned(None, X[known], y[known])
+        assert among.parameters_sha256 == alone.parameters_sha256
+
+    @pytest.mark.parametrize(
+        ("y", "other", "message"),
+        [
+            (1.6e9 + NUMBERS, 1e9 * NUMBERS, "1600000000 that are nearly"),
+            (1e-200 * NUMBERS, 1e-40 * NUMBERS, ".* divide by a smaller unit"),
+        ],
+        ids=["nearly equal", "too small"],
+    )
+    def test_numbers_that_float32_cannot_keep_apart(self, y, other, message):
+        refused(DataError, f"^y: got numbers such as {message}", y=y, objective="regression")
+        tuned(y=other, objective="regression", epochs=1)
+
+    def test_validation_error_is_squared_and_summed_over_outputs(self):
+        X, events = toy()[0], []
+        y = numbers(X)
+        after = tuned(None, X, y, validation=X, validation_y=y, observers=[events.append])
+        expected = np.square(after.predict(X) - y).sum() / len(X)
+        assert events[-1].validation_error == pytest.approx(expected, rel=1e-5)
+
+    def test_too_large_a_rate_is_a_divergence(self):
+        X, stack = toy()[0], make_stack()
+        with pytest.raises(DivergedError, match="epoch 1") as caught:
+            tuned(stack, X, numbers(X), optimizer="sgd", learning_rate=1e4)
+        assert caught.value.stack is stack
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_first_minibatch_near_the_mean_is_no_divergence(self, seed):
+        noise = np.random.default_rng(seed).standard_normal(60)
+        tuned(None, toy()[0], noise, batch_size=1, epochs=1)
+
+    def test_far_and_large_targets_are_learned_as_near_and_small_ones(self):
+        X, found, errors = toy()[0], [], []
+        for shift, scale in ((0, 1), (1000, 50)):
+            y = shift + scale * numbers(X)
+            how = {"validation": X, "validation_y": y, "epochs": 30, "learning_rate": 0.01}
+            after = tuned(None, X, y, **how)
+            curve = after.history.finetune
+            errors.append(np.array([curve.train, curve.validation]) / scale**2)
+            found.append((after.predict(X) - shift) / scale)
+        np.testing.assert_allclose(errors[1], errors[0], rtol=0.02)
+        np.testing.assert_allclose(found[1], found[0], atol=0.01)
+
+    def test_a_constant_target_is_predicted(self):
+        X = toy()[0]
+        after = tuned(None, X, np.full(60, 3.5), epochs=30, learning_rate=0.01)
+        np.testing.assert_allclose(after.predict(X), 3.5, atol=0.2)
 
 
 class TestProbabilities:
@@ -69,56 +138,41 @@ class TestProbabilities:
 
 class TestRefusedTargets:
     @pytest.mark.parametrize(
-        ("y", "match"),
+        ("how", "y", "match"),
         [
-            (np.ones(59, int), r"y: got shape \(59,\), expected \(60,\)"),
-            (np.ones((60, 1), int), r"y: got shape \(60, 1\), expected \(60,\)"),
-            (np.full(60, 4), "y: got 1 class, 4, expected two or more"),
-            (np.full(60, -1), "y: got no class"),
-            (np.full(60, "a"), "y: got 1 class, 'a', expected two or more"),
-            ([1, "a"] * 30, "y: got classes of two types, such as 1 and 'a'"),
-            ([1j] * 60, "y: got .* values, expected classes as whole numbers or texts"),
+            ({}, np.ones(59, int), r"y: got shape \(59,\), expected \(60,\)"),
+            ({}, np.ones((60, 1), int), r"y: got shape \(60, 1\), expected \(60,\)"),
+            ({}, np.full(60, 4), "y: got 1 class, 4, expected two or more"),
+            ({}, np.full(60, -1), "y: got no class"),
+            ({}, np.full(60, "a"), "y: got 1 class, 'a', expected two or more"),
+            ({}, [1, "a"] * 30, "y: got classes of two types, such as 1 and 'a'"),
+            ({}, [1j] * 60, "y: got .* values, expected classes as whole numbers or texts"),
+            (OF_CLASSES, np.full(60, 0.5), "y: got float64 values"),
+            (OF_CLASSES, np.full(60, np.inf), "y: got float64 values"),
+            (OF_NUMBERS, np.ones(59), r"y: got shape \(59,\), expected \(60,\)"),
+            (OF_NUMBERS, np.ones((60, 2, 2)), "y: got shape"),
+            (OF_NUMBERS, np.ones((60, 0)), "y: got shape"),
+            (OF_NUMBERS, np.full(60, np.nan), "y: got no number in any row"),
+            (OF_NUMBERS, np.full(60, np.inf), "y: holds infinite values"),
+            (OF_NUMBERS, np.r_[np.inf, np.arange(59) / 7], "y: holds infinite values"),
+            (OF_NUMBERS, np.full(60, 1e300), "y: holds infinite values"),
+            (OF_NUMBERS, np.full(60, "a"), "y: got no numbers"),
         ],
     )
-    def test_classes(self, y, match):
-        refused(DataError, match, y=y)
-
-    @pytest.mark.parametrize("value", [0.5, np.inf])
-    def test_classes_that_are_no_whole_numbers(self, value):
-        y = np.full(60, value)
-        refused(DataError, "y: got float64 values", y=y, objective="classification")
+    def test_of_the_training(self, how, y, match):
+        refused(DataError, match, y=y, **how)
 
     def test_no_label_for_a_stack_that_has_classes(self):
         X, y = toy()
         refused(DataError, "y: got no class", tuned(None, X, y), X, np.full(60, -1))
-
-    @pytest.mark.parametrize(
-        ("y", "match"),
-        [
-            (np.ones(59), r"y: got shape \(59,\), expected \(60,\)"),
-            (np.ones((60, 2, 2)), "y: got shape"),
-            (np.ones((60, 0)), "y: got shape"),
-            (np.full(60, np.nan), "y: got no number in any row"),
-            (np.full(60, np.inf), "y: holds infinite values"),
-            (np.r_[np.inf, np.arange(59) / 7], "y: holds infinite values"),
-            (np.full(60, 1e300), "y: holds infinite values"),
-            (np.full(60, "a"), "y: got no numbers"),
-        ],
-    )
-    def test_numbers(self, y, match):
-        refused(DataError, match, y=y, objective="regression")
 
     def test_validation(self):
         X, y = toy()
         held_out = {"X": X, "y": y, "validation": X}
         refused(DataError, "validation_y: got nothing", **held_out)
         refused(DataError, r"validation_y: got shape \(59,\)", **held_out, validation_y=y[1:])
-        refused(
-            DataError,
-            "validation_y: got 1 numbers a row, expected 2",
-            **{**held_out, "y": numbers(X)},
-            validation_y=numbers(X)[:, 0],
-        )
+        held_out |= {"y": numbers(X), "validation_y": numbers(X)[:, 0]}
+        refused(DataError, "validation_y: got 1 numbers a row, expected 2", **held_out)
 
     def test_minibatch_larger_than_the_labelled_rows(self):
         y = np.where(np.arange(60) < 9, toy()[1], -1)

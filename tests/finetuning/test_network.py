@@ -1,43 +1,70 @@
-"""The network's gradient against finite differences, and what dropout leaves out."""
+"""The network's gradient against finite differences, its dropout, and its splits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from densechains import CHAINS, finite_differences, make_chain, make_examples
-from minibatches import gradient, loss_of
+from linkedchains import (
+    DROPOUTS,
+    NETWORKS,
+    as_float32,
+    backwards,
+    examples,
+    interpreted,
+    sampled,
+)
+from minibatches import gradient, loss_of, place, train
 
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
+from syncpretrain.finetuning.optimizers import adam, gradient_descent
+from syncpretrain.kernels import native
+from syncpretrain.kernels.program import in_turn
+from syncpretrain.parallel.worker_pool import WorkerPool
 
-DROPOUTS = {"all": Dropout(), "dropout": Dropout(0.25, 0.4, seed=3)}
+SPLITS = ("examples", "units", "hybrid")
+ALL = {  # chain, its loss, its examples, and the parameters to look at
+    name: (make_chain(kinds), loss, partial(make_examples, kinds[-1]), lambda network: None)
+    for name, (kinds, loss) in CHAINS.items()
+}
+ALL |= {
+    f"linked {name}": (chain, loss, partial(examples, chain), sampled)
+    for name, (chain, loss) in NETWORKS.items()
+}
 
 
 @pytest.mark.parametrize("dropout", DROPOUTS.values(), ids=DROPOUTS)
-@pytest.mark.parametrize(("kinds", "loss"), CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize(("chain", "loss", "make", "some"), ALL.values(), ids=ALL)
 class TestGradient:
-    def test_matches_central_finite_differences(self, kinds, loss, dropout):
-        x, target = make_examples(kinds[-1])
-        # A buffer longer than the minibatch: the rest of it must not count.
-        network = Network(make_chain(kinds), loss=loss, batch_size=8, dropout=dropout)
+    @pytest.mark.parametrize("shards", [1, 2])
+    def test_matches_central_finite_differences(self, chain, loss, make, some, dropout, shards):
+        x, target = make()
+        # Buffers longer than the minibatch: the rest of them must not count.
+        network = Network(chain, loss=loss, batch_size=8, dropout=dropout, shards=shards)
         gradient(network, x, target, epoch=2, step=5)
-        found = network.gradients.copy()
-        expected = finite_differences(network, x, target, epoch=2, step=5)
+        places, found = some(network), network.gradients.copy()
+        expected = finite_differences(network, x, target, places=places, epoch=2, step=5)
+        found = found if places is None else found[places]
         assert np.abs(found).max() > 0.01
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+        atol = 1e-8 * (1 if places is None else np.abs(found).max())
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=atol)
 
-    def test_float32_agrees_with_float64(self, kinds, loss, dropout):
+    @pytest.mark.parametrize("split", SPLITS)
+    @pytest.mark.parametrize("shards", [1, 3])
+    def test_float32_agrees_with_float64(self, chain, loss, make, some, dropout, shards, split):
+        options = {"batch_size": 6, "dropout": dropout, "shards": shards, "split": split}
         found = {}
-        for dtype in (np.float32, np.float64):
-            chain = make_chain(kinds, dtype=dtype)
-            network = Network(chain, loss=loss, batch_size=6, dropout=dropout)
-            error = gradient(network, *make_examples(kinds[-1], dtype=dtype))
-            assert network.gradients.dtype == dtype
-            found[dtype] = error, network.gradients
-        assert found[np.float32][0] == pytest.approx(found[np.float64][0], rel=1e-5)
-        np.testing.assert_allclose(*(x[1] for x in found.values()), rtol=1e-3, atol=1e-4)
+        for kind, links in (("f8", chain), ("f4", as_float32(chain))):
+            network = Network(links, loss=loss, **options)
+            error = gradient(network, *make(dtype=kind), epoch=1)
+            assert network.gradients.dtype == kind
+            found[kind] = error, network.gradients
+        assert found["f4"][0] == pytest.approx(found["f8"][0], rel=1e-5)
+        np.testing.assert_allclose(found["f4"][1], found["f8"][1], rtol=1e-3, atol=1e-4)
 
 
 class TestErrors:
@@ -54,21 +81,23 @@ class TestErrors:
         expected = -np.log(0.25) - 0.5 * np.log(0.8) - 0.5 * np.log(0.2)
         assert loss_of(network, x, target) == pytest.approx(expected)
 
-    def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self):
+    @pytest.mark.parametrize("shards", [1, 2])
+    def test_error_of_classes_is_the_share_of_wrong_ones_in_any_number_of_minibatches(self, shards):
         chain = [Affine(np.eye(2), np.zeros(2), "softmax")]
         x, target = np.eye(2)[[0, 1, 1, 0, 0]], np.eye(2)[[0, 1, 0, 1, 0]]
-        network = Network(chain, loss="cross-entropy", batch_size=2)
+        network = Network(chain, loss="cross-entropy", batch_size=2, shards=shards)
         assert network.error(x, target) == 0.4
         assert gradient(network, x[2:4], target[2:4]) == 2
 
     def test_squared_error_is_summed_over_outputs(self):
-        network = Network([Affine(np.eye(2), np.ones(2), "gaussian")], loss="squared", batch_size=2)
+        chain = [Affine(np.eye(2), np.ones(2), "gaussian")]
+        network = Network(chain, loss="squared", batch_size=2, shards=2)
         x = np.array([[0.0, 0], [1, 2], [3, 4]])
         assert network.error(x, np.zeros((3, 2))) == (2 + 13 + 41) / 3
 
     def test_output_that_is_not_finite_gives_nan(self):
         chain = [Affine(np.full((1, 2), np.inf), np.zeros(2), "softmax")]
-        network = Network(chain, loss="cross-entropy", batch_size=1)
+        network = Network(chain, loss="cross-entropy", batch_size=1, shards=2)
         assert np.isnan(gradient(network, np.ones((1, 1)), np.array([[1.0, 0]])))
 
 
@@ -83,11 +112,6 @@ def let_through(*, share=0.25, hidden=0.0, seed=0, epoch=1, step=0):
 
 
 class TestDropout:
-    def test_units_that_stay_are_scaled_up_and_the_share_is_right(self):
-        found = let_through()
-        assert np.unique(found) == pytest.approx([0, 1 / 0.75])
-        assert (found == 0).mean() == pytest.approx(0.25, abs=0.06)  # 4 standard deviations
-
     def test_inputs_and_hidden_units_have_shares_of_their_own(self):
         found = let_through(share=0.5, hidden=0.2)
         assert np.unique(found) == pytest.approx([0, 1 / 0.5 / 0.8])
@@ -165,3 +189,88 @@ class TestNormalization:
             gradient(one, x[rows], target[rows])
             halves.append(one.gradients)
         np.testing.assert_allclose(network.gradients, np.mean(halves, axis=0), rtol=1e-10)
+
+
+@pytest.mark.parametrize("rows", [10, 2])
+@pytest.mark.parametrize(("chain", "loss"), NETWORKS.values(), ids=NETWORKS)
+def test_every_split_takes_the_same_steps_up_to_rounding(chain, loss, rows):
+    x, target = examples(chain, rows)
+    found = []
+    for split, shards in (("examples", 1), *((split, 4) for split in SPLITS)):
+        network = Network(
+            chain, loss=loss, batch_size=10, dropout=DROPOUTS["dropout"], shards=shards, split=split
+        )
+        optimizer = gradient_descent(network, momentum=0.9, nesterov=True, weight_decay=0.01)
+        errors = [train(optimizer, x, target, rate=0.01, epoch=1, step=step) for step in range(4)]
+        found.append((errors, network.parameters))
+    for errors, parameters in found[1:]:
+        np.testing.assert_allclose(errors, found[0][0], rtol=1e-10)
+        np.testing.assert_allclose(parameters, found[0][1], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", ["classifier", "unrolled"])
+class TestShards:
+    def trained(self, name, split, run, *, shards=4, rows=10, optimizer=adam):
+        chain, loss = NETWORKS[name]
+        x, target = examples(chain, rows, dtype=np.float32)
+        options = {"batch_size": 10, "dropout": DROPOUTS["dropout"], "split": split}
+        network = Network(as_float32(chain), loss=loss, shards=shards, **options)
+        moving = optimizer(network, weight_decay=0.1)
+        for step in range(4):
+            error = train(moving, x, target, rate=0.01, epoch=1, step=step, run=run)
+        return error, network.parameters
+
+    @pytest.mark.parametrize("rows", [10, 3])
+    def test_their_order_changes_no_bit(self, name, split, rows):
+        found = [self.trained(name, split, run, rows=rows) for run in (interpreted, backwards)]
+        assert found[0][0] == found[1][0]
+        np.testing.assert_array_equal(found[0][1], found[1][1])
+
+    def test_the_number_of_workers_changes_no_bit(self, name, split):
+        found = []
+        for workers in (1, 2, 4):
+            pool = WorkerPool(workers, "test")
+            try:
+                run = lambda work, shards: pool.run(work, shards, workers)  # noqa: B023, E731
+                found.append(self.trained(name, split, run))
+            finally:
+                assert pool.close() == []
+        for error, parameters in found[1:]:
+            assert error == found[0][0]
+            np.testing.assert_array_equal(parameters, found[0][1])
+
+    @pytest.mark.parametrize("optimizer", [adam, gradient_descent])
+    def test_the_interpreted_step_is_the_compiled_one(self, name, split, optimizer):
+        found = [
+            self.trained(name, split, run, optimizer=optimizer) for run in (in_turn, interpreted)
+        ]
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+        np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
+
+
+def length_of(network, x, target) -> int:
+    """Return the number of phases of a step without moves."""
+    place(network, x, target)
+    return network.program().length
+
+
+def test_hybrid_splits_convolutions_by_examples_and_dense_links_by_units():
+    """Phases: up and down the convolutions at once, two for each dense link, and the sums."""
+    chain, loss = NETWORKS["classifier"]
+    x, target = examples(chain)
+    lengths = {}
+    for split in SPLITS:
+        network = Network(chain, loss=loss, batch_size=6, shards=2, split=split)
+        lengths[split] = length_of(network, x, target)
+    assert lengths == {"examples": 2, "units": 8, "hybrid": 1 + 2 + 2 + 1 + 1}
+
+
+@pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("chain", "loss"), NETWORKS.values(), ids=NETWORKS)
+def test_a_step_in_float32_is_one_call(chain, loss, split):
+    chain, kind = as_float32(chain), np.float32
+    network = Network(chain, loss=loss, batch_size=6, shards=3, split=split)
+    place(network, *examples(chain, dtype=kind))
+    assert network.program(adam(network, weight_decay=0.1).moves).is_compiled

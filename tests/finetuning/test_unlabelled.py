@@ -1,7 +1,5 @@
 """Normalization that goes into the weights, and rows without a label in the training."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import msgspec
@@ -28,6 +26,7 @@ from syncpretrain.settings.finetuning import FinetuneSettings, labelled_of
 from syncpretrain.shapes import DenseShape
 
 RELU = ("relu", "relu", "softmax")
+SHARED = {"batch_size": 6, "shards": 4, "split": "examples"}
 
 
 def outputs(pairs, X, units=RELU):
@@ -67,22 +66,19 @@ class TestNormalization:
         assert all(np.isfinite(array).all() for pair in found for array in pair)
 
     @pytest.mark.parametrize(
-        ("layers", "units", "named"),
-        [((16, 8), "bernoulli", "bernoulli units"), ("1x4x4,conv:3x3", "relu", "convolutions")],
+        ("layers", "units", "own", "message"),
+        [
+            ((16, 8), "bernoulli", {}, "normalization: .*bernoulli units.*take none"),
+            ("1x4x4,conv:3x3", "relu", {}, "normalization: .*convolutions.*take none"),
+            ((16, 8), "relu", {"batch_size": 1}, r"batch_size: got \d in \d parts.*2 rows"),
+            ((16, 8), "relu", SHARED, r"batch_size: got \d in \d parts.*2 rows"),
+        ],
     )
-    def test_of_other_layers_is_refused(self, layers, units, named):
+    def test_of_other_layers_and_of_single_rows_is_refused(self, layers, units, own, message):
         X = np.random.default_rng(0).random((40, 16), dtype=np.float32)
         stack = pretrain(X, layers=layers, hidden_units=units, schedule="none", warn=False)
-        with pytest.raises(SettingsError, match=f"finetune_normalization: .*{named}.*take none"):
-            finetune(stack, X, np.arange(40) % 2, normalization="batch")
-
-    @pytest.mark.parametrize("own", [{"batch_size": 1}, {"batch_size": 6, "shards": 4}])
-    def test_of_single_rows_is_refused(self, own):
-        X = np.random.default_rng(0).random((40, 4), dtype=np.float32)
-        stack = pretrain(X, layers=(4, 8), hidden_units="relu", schedule="none", warn=False)
-        named = r"finetune_batch_size: got \d in \d parts.*2 rows"
-        with pytest.raises(SettingsError, match=named):
-            finetune(stack, X, np.arange(40) % 2, normalization="batch", split="examples", **own)
+        with pytest.raises(SettingsError, match=f"finetune_{message}"):
+            finetune(stack, X, np.arange(40) % 2, normalization="batch", **own)
 
 
 def few(labelled=6, others=20, size=15, seed=3, epochs=4):
@@ -100,10 +96,14 @@ class TestPasses:
         order = passes.order(1).reshape(2, 15)
         assert (order[:, :3] < 6).all() and (order[:, 3:] >= 6).all()
 
-    def test_an_epoch_has_every_row_without_a_label(self):
+    @pytest.mark.parametrize(("labelled", "others"), [(6, 20), (30, 5)])
+    def test_an_epoch_has_every_row_without_a_label_and_of_many_with_one(self, labelled, others):
+        passes = few(labelled=labelled, others=others)
+        assert (passes.labelled, passes.steps) == (3, 2 if labelled == 6 else 10)
         for epoch in (1, 2, 9):
-            order = few().order(epoch).reshape(2, 15)[:, 3:]
-            assert set(order.ravel()) == set(range(6, 26))
+            order = passes.order(epoch).reshape(passes.steps, 15)
+            assert set(order[:, 3:].ravel()) == set(range(labelled, labelled + others))
+            assert labelled == 6 or set(order[:, :3].ravel()) == set(range(30))
 
     def test_rows_with_a_label_come_equally_often_through_all_epochs(self):
         passes = few()
@@ -115,13 +115,6 @@ class TestPasses:
         orders = [few().order(1), few().order(2), few(seed=4).order(1)]
         assert not any(np.array_equal(a, b) for a, b in pairwise(orders))
         np.testing.assert_array_equal(few().order(2), orders[1])
-
-    def test_an_epoch_has_every_row_with_a_label_too(self):
-        passes = few(labelled=30, others=5)
-        assert (passes.labelled, passes.steps) == (3, 10)
-        order = passes.order(1).reshape(10, 15)
-        assert set(order[:, :3].ravel()) == set(range(30))
-        assert set(order[:, 3:].ravel()) == set(range(30, 35))
 
     def test_fewer_labels_than_a_fifth_are_all_in_each_minibatch(self):
         passes = few(labelled=2)
@@ -281,18 +274,14 @@ def tuned(X, y, **settings):
 
 
 class TestFinetune:
-    def test_rows_without_a_label_tell_where_classes_part(self):
+    @pytest.mark.parametrize("noise", [0.0, 0.5])
+    def test_rows_without_a_label_tell_where_classes_part(self, noise):
         X, classes, y = stripes()
-        learned = tuned(X, y, unlabelled="pseudo", epochs=150)
+        learned = tuned(X, y, unlabelled="pseudo", epochs=150, adversarial_noise=noise)
         assert (np.asarray(learned.predict(X)) == classes).mean() > 0.99
         (record,) = learned.info["finetune"]
         assert (record["unlabelled"], record["examples"]) == ("pseudo", 4)
-
-    def test_adversarial_noise_makes_classes_part_far_from_rows(self):
-        X, classes, y = stripes()
-        learned = tuned(X, y, unlabelled="pseudo", epochs=150, adversarial_noise=0.5)
-        assert (np.asarray(learned.predict(X)) == classes).mean() > 0.99
-        assert learned.info["finetune"][0]["adversarial_noise"] == 0.5
+        assert record["adversarial_noise"] == noise
 
     def test_noise_beyond_all_numbers_diverges_without_a_warning_of_numpy(self):
         X, _, y = stripes()
@@ -306,9 +295,8 @@ class TestFinetune:
     def test_an_epoch_is_as_long_as_was_prepared_for(self, is_part, way, steps):
         X, classes, y = stripes()
         stack = pretrain(X, layers=(2, 8), schedule="none", hidden_units="relu", warn=False)
-        options = tuning_options(
-            {"objective": "classification", "unlabelled": way, "batch_size": 50, "epochs": 1}
-        )
+        given = {"objective": "classification", "unlabelled": way, "batch_size": 50, "epochs": 1}
+        options = tuning_options(given)
         part = Part(X, y if is_part else classes, "y")
         assert Finetuning(Form.of(stack), options, part).steps == steps
 
@@ -340,9 +328,8 @@ class TestFinetune:
 
     def test_the_result_is_a_plain_stack_and_validation_judges_it(self):
         X, classes, y = stripes()
-        learned = tuned(
-            X, y, unlabelled="pseudo", epochs=5, validation=X[:200], validation_y=classes[:200]
-        )
+        held_out = {"validation": X[:200], "validation_y": classes[:200]}
+        learned = tuned(X, y, unlabelled="pseudo", epochs=5, **held_out)
         wrong = (np.asarray(learned.predict(X[:200])) != classes[:200]).mean()
         assert learned.history.finetune.validation[-1] == pytest.approx(wrong)
 

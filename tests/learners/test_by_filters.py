@@ -1,11 +1,12 @@
 """Steps of convolutional layers whose filters and channels are dealt out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+from learnersteps import assert_close, assert_same_bits
+from linkedchains import backwards
 
 from syncpretrain.errors import SettingsError
+from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.convolution import RBMByFilters
 from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.parallel.worker_pool import WorkerPool
@@ -15,6 +16,13 @@ from syncpretrain.settings import settings_from
 pytestmark = pytest.mark.usefixtures("forked_layers")
 TEXT = "2x6x6,conv:4x3,conv:6x2:1{}"
 POOLED = TEXT.format(",pool:5")
+SMALL = "1x4x4,conv:4x3,2"
+BY_EXAMPLES = [  # what convolutions have with that split alone, and what a refusal calls it
+    ("persistent", True, "it"),
+    ("hidden_dropout", 0.5, "0.5"),
+    ("sample_visible", True, "it"),
+    ("sample_input", True, "it"),
+]
 KINDS = {
     "autoencoder": {"model": "autoencoder"},
     "untied": {"model": "autoencoder", "tied": False, "loss": "squared"},
@@ -40,12 +48,11 @@ def pictures(shape, rows=7):
     return np.random.default_rng(2).random((rows, shape.visible), dtype=np.float32)
 
 
-def step_of(one, shards, run=None, rows=7):
-    """Take two steps; return the error of the last, and what it left."""
-    step = step_for(one, shards, "filters")
+def step_of(one, shards=None, run=in_turn):
+    """Take two steps, whole or in shards; return the errors, the parameters, and the step."""
+    step = WholeStep(one) if shards is None else step_for(one, shards, "filters")
     X = pictures(one.current().shape)
-    options = {} if run is None else {"run": run}
-    errors = [step.train_step(X, np.arange(rows), epoch=1, step=s, **options) for s in (0, 1)]
+    errors = [step.train_step(X, np.arange(7), epoch=1, step=s, run=run) for s in (0, 1)]
     return errors, [parameter.copy() for parameter in one.parameters], step
 
 
@@ -54,28 +61,23 @@ def step_of(one, shards, run=None, rows=7):
 @pytest.mark.parametrize("kind", ["autoencoder", "untied"])
 def test_a_step_is_the_whole_one_up_to_rounding(kind, pooling, layer):
     text = TEXT.format(pooling)
-    found, whole = (learner(kind, text, layer) for _ in range(2))
-    errors, parameters, _ = step_of(found, 3)
-    step, X = WholeStep(whole), pictures(whole.current().shape)
-    expected = [step.train_step(X, np.arange(7), epoch=1, step=s) for s in (0, 1)]
-    np.testing.assert_allclose(errors, expected, rtol=1e-5)
-    for mine, theirs in zip(parameters, whole.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    errors, parameters, _ = step_of(learner(kind, text, layer), 3)
+    wanted, whole, _ = step_of(learner(kind, text, layer))
+    np.testing.assert_allclose(errors, wanted, rtol=1e-5)
+    assert_close(parameters, whole)
 
 
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("kind", ["rbm", "rbm of three steps"])
 def test_a_step_of_an_rbm_whose_units_are_certain_is_the_whole_one(kind, layer):
     """Weights so large that no unit is left to chance, which every shard has its own of."""
-    made = {}
-    for name in ("shards", "whole"):
-        made[name] = one = learner(kind, POOLED, layer, visible_units="gaussian")
+    certain, whole = (learner(kind, POOLED, layer, visible_units="gaussian") for _ in range(2))
+    for one in (certain, whole):
         one.weight *= 1e6
-    errors, parameters, _ = step_of(made["shards"], 3)
-    step, X = WholeStep(made["whole"]), pictures(made["whole"].current().shape)
-    expected = [step.train_step(X, np.arange(7), epoch=1, step=s) for s in (0, 1)]
-    np.testing.assert_allclose(errors, expected, rtol=1e-4)
-    for mine, theirs in zip(parameters, made["whole"].parameters, strict=True):
+    errors, parameters, _ = step_of(certain, 3)
+    wanted, whole_parameters, _ = step_of(whole)
+    np.testing.assert_allclose(errors, wanted, rtol=1e-4)
+    for mine, theirs in zip(parameters, whole_parameters, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
 
 
@@ -88,17 +90,11 @@ def test_one_shard_draws_what_the_whole_layer_draws(kind):
         for step in (RBMByFilters(found, 1), WholeStep(whole))
     ]
     assert errors[0] == pytest.approx(errors[1], rel=1e-5)
-    for mine, theirs in zip(found.parameters, whole.parameters, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(found, whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_neither_order_nor_workers_change_a_bit(kind):
-    def backwards(phases, shards):
-        for phase in phases:
-            for shard in reversed(range(shards)):
-                phase(shard)
-
     noise = {} if kind.startswith("rbm") else {"model": "denoising", "corruption": "masking:0.3"}
     found = [step_of(learner(kind, **noise), 4)[:2]]
     found += [step_of(learner(kind, **noise), 4, backwards)[:2]]
@@ -111,8 +107,7 @@ def test_neither_order_nor_workers_change_a_bit(kind):
             assert pool.close() == []
     for errors, parameters in found[1:]:
         assert errors == found[0][0]
-        for mine, theirs in zip(parameters, found[0][1], strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        assert_same_bits(parameters, found[0][1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,41 +139,34 @@ def test_it_goes_on_from_a_snapshot_in_the_same_bits():
 @pytest.mark.parametrize(
     ("layers", "asked", "message"),
     [
-        ("4,3", {"split": "filters"}, "split: got filters for layers without convolutions"),
+        ("4,3", {}, "split: got filters for layers without convolutions"),
         ("4,3", {"split": "hybrid"}, "split: got hybrid for layers without convolutions"),
         (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": (5, 1)},
+            SMALL,
+            {"shards": (5, 1)},
             "shards: got 5 for layer 1, expected at most 4, the filters there are",
         ),
         (
-            "1x4x4,conv:4x3,2",
+            SMALL,
             {"split": "hybrid", "shards": (1, 2), "model": "denoising"},
             "split: got hybrid with model denoising, expected examples; only RBMs are split",
         ),
         (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": 2, "persistent": True},
-            "persistent: got it for layer 1, a convolution, expected split examples with it",
-        ),
-        (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": 2, "hidden_dropout": 0.5},
-            "hidden_dropout: got 0.5 for layer 1, a convolution, expected split examples with it",
-        ),
-        (
-            "1x4x4,conv:4x3,2",
-            {"split": "filters", "shards": (2, 1), "sample_visible": True},
-            "sample_visible: got it for layer 1, a convolution, expected split examples with it",
-        ),
-        (
-            "1x4x4,conv:4x3,pool:2:prob,2",
-            {"split": "filters", "shards": 2},
+            SMALL.replace(",2", ",pool:2:prob,2"),
+            {"shards": 2},
             "split: got filters for layer 1, a convolution, expected examples with pooling by",
+        ),
+        *(
+            (
+                SMALL,
+                {"shards": (2, 1), name: value},
+                f"{name}: got {got} for layer 1, a convolution, expected split examples with it",
+            )
+            for name, value, got in BY_EXAMPLES
         ),
     ],
 )
 def test_what_is_not_split_so(layers, asked, message):
     with pytest.raises(SettingsError) as caught:
-        settings_from(layers, **asked)
+        settings_from(layers, **{"split": "filters", **asked})
     assert str(caught.value).startswith(message)

@@ -15,7 +15,7 @@ from syncpretrain.errors import DataError, ModelFileError, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.kernels.contrastive_divergence import centre, phase_differences
 from syncpretrain.learners.rbm import OFFSET_RATE
-from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.learners.steps import load_state
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.units.kinds import kind_of
 
@@ -208,14 +208,13 @@ def test_offsets_and_chains_are_state_and_start_anew(shards):
     assert "offsets" in kept
     load_state(learners[2], steps[2], learners[1].snapshot(), kept)
     train(2, range(3, 6))
-    straight = learners[0].snapshot()
-    for have, want in zip(learners[2].snapshot().arrays(), straight.arrays(), strict=True):
-        np.testing.assert_array_equal(have[1], want[1])
+    straight, resumed = learners[0].snapshot(), learners[2].snapshot()
     learners[0].restore(start)
     steps[0].restart()
     train(0, range(6))
-    for have, want in zip(learners[0].snapshot().arrays(), straight.arrays(), strict=True):
-        np.testing.assert_array_equal(have[1], want[1])
+    for found in (resumed, learners[0].snapshot()):
+        for have, want in zip(found.arrays(), straight.arrays(), strict=True):
+            np.testing.assert_array_equal(have[1], want[1])
 
 
 def test_centring_learns_spins_in_a_few_updates(monkeypatch):
@@ -231,6 +230,9 @@ def test_centring_learns_spins_in_a_few_updates(monkeypatch):
 
 
 # What a stack keeps of them
+
+
+CONVOLUTIONS = {"hidden": None, "layers": "1x4x4,conv:4x2,5"}
 
 
 @pytest.fixture(scope="module")
@@ -283,22 +285,12 @@ def test_chains_that_are_not_there(stack, layer, message):
         ({"backend": "cupy", "shards": 2}, "backend: got cupy with chains in shards"),
         ({"backend": "cupy", "centred": True}, "backend: got cupy with the centred gradient"),
         ({"model": "autoencoder", "persistent": False}, "chains: got 9 with model autoencoder"),
+        (CONVOLUTIONS, "for layer 1, a convolution"),
+        (CONVOLUTIONS | {"persistent": False, "chains": 0, "centred": True},
+         "for layer 1, a convolution"),
     ],
 )  # fmt: skip
 def test_chains_and_centring_are_refused_where_they_cannot_be(bits, given, message):
     how = {"hidden": [12], "persistent": True, "chains": 9} | given
     with pytest.raises(SettingsError, match=message):
         pretrain(bits, **how)
-
-
-@pytest.mark.parametrize("given", [{"persistent": True, "chains": 9}, {"centred": True}])
-def test_a_convolution_has_neither(given):
-    X = np.zeros((20, 16), np.float32)
-    with pytest.raises(SettingsError, match="for layer 1, a convolution"):
-        pretrain(X, layers="1x4x4,conv:4x2,5", **given)
-
-
-def test_a_whole_step_of_either_is_no_program():
-    assert isinstance(step_for(make(), 1, "examples"), WholeStep)
-    plain = {"persistent": False, "chains": 0}
-    assert isinstance(step_for(make(centred=True, **plain), 1, "examples"), WholeStep)

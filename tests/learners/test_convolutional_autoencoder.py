@@ -7,16 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from convolutionbydefinition import channel_of, matrix_of, pooled, unpooled
-from onelayer import layer_settings, set_parameters
+from learnersteps import assert_close, slopes_of, usual
+from onelayer import set_parameters
 from unitkinds import KINDS, MEANS, UNITS, examples_for
 
 from syncpretrain.kernels.backprop import corrupt
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder
-from syncpretrain.learners.epoch import train_epoch
-from syncpretrain.learners.steps import WholeStep, load_state
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Purpose, generator
-from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
 BATCH = 4
@@ -34,13 +32,7 @@ CORRUPTIONS = [("masking", 0.3), ("salt-and-pepper", 0.3), ("gaussian", 0.3)]
 
 
 def make(shape: ConvolutionShape = SHAPE, **changed) -> ConvolutionalAutoencoder:
-    settings = {
-        "batch_size": BATCH,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5:5,0.9"),
-        "seed": 3,
-    }
-    return ConvolutionalAutoencoder(2, shape, layer_settings(**(settings | changed)))
+    return ConvolutionalAutoencoder(2, shape, usual(**{"batch_size": BATCH, **changed}))
 
 
 def images(shape: ConvolutionShape, n: int = BATCH, units: str = "bernoulli") -> np.ndarray:
@@ -63,27 +55,15 @@ def loss(shape, parameters, settings, x, z) -> float:
     return -(x * np.log(y) + (1 - x) * np.log(1 - y)).sum() / len(x)
 
 
-def directions(shape, parameters, *wanted) -> list[np.ndarray]:
-    """Return the way down the loss by finite differences, averaged over places as documented."""
-    code = shape.output.height * shape.output.width
-    places = [code, shape.height * shape.width, code, code]
-    ways = [np.zeros_like(p) for p in parameters]
-    for parameter, way, count in zip(parameters, ways, places, strict=False):
-        for index in np.ndindex(parameter.shape):
-            middle, values = parameter[index], []
-            for parameter[index] in (middle + 1e-5, middle - 1e-5):
-                values.append(loss(shape, parameters, *wanted))
-            parameter[index] = middle
-            way[index] = (values[1] - values[0]) / 2e-5 / count
-    return ways
-
-
 def assert_downhill(learner, shape, x, z) -> None:
     parameters = set_parameters(learner)
     learner.gradient(x, np.arange(len(x)), epoch=2, step=5)
-    ways = directions(shape, parameters, learner.settings, np.float64(x), np.float64(z))
-    for have, way in zip(learner.gradients, ways, strict=True):
-        np.testing.assert_allclose(have, way, rtol=2e-5, atol=2e-6)
+    wanted = learner.settings, np.float64(x), np.float64(z)
+    slopes = slopes_of(lambda own: loss(shape, own, *wanted), parameters)
+    code = shape.output.height * shape.output.width
+    places = (code, shape.height * shape.width, code, code)  # averaged over, as documented
+    ways = [-slope / count for slope, count in zip(slopes, places, strict=False)]
+    assert_close(learner.gradients, ways, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -180,21 +160,7 @@ def test_shards_by_examples_make_the_whole_step(shards, tied):
         training = step_for(learner, count, "examples")
         for step, rows in enumerate((np.arange(7), np.arange(7, 11))):
             training.train_step(x, rows, epoch=1, step=step)
-    for one, other in zip(whole.parameters, cut.parameters, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_it_goes_on_from_a_snapshot_and_a_state_in_the_same_bits():
-    x = images(SHAPE, 8)
-    learner, other = make(tied=False), make(tied=False, seed=4)
-    training, continued = WholeStep(learner), WholeStep(other)
-    training.train_step(x, np.arange(4), epoch=1, step=0)
-    state = {name: array.copy() for name, array in training.state().items()}
-    load_state(other, continued, learner.snapshot(), state)
-    for own in (training, continued):
-        own.train_step(x, np.arange(4, 8), epoch=1, step=1)
-    for one, two in zip(learner.parameters, other.parameters, strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_close(whole, cut)
 
 
 def test_a_snapshot_of_another_shape_is_refused():
@@ -202,23 +168,3 @@ def test_a_snapshot_of_another_shape_is_refused():
     for other in (replace(SHAPE, filters=5), replace(SHAPE, pool=1), replace(SHAPE, height=7)):
         with pytest.raises(ValueError, match=r"got 2x.* expected 2x5x7 conv 3x2"):
             learner.restore(make(other).snapshot())
-
-
-@pytest.mark.parametrize("name", ["max", "no pooling"])  # a mean forgets where a pattern was
-def test_it_learns_to_reconstruct_crosses(name):
-    """Images of one of two small patterns anywhere: two filters are enough for both."""
-    shape = replace(SHAPES[name], channels=1, height=7, width=7, filters=4, size=2, pad=0)
-    rng, x = np.random.default_rng(5), np.zeros((200, 7, 7), dtype=np.float32)
-    for image, row, column in zip(x, *rng.integers(6, size=(2, 200)), strict=True):
-        patterns = np.eye(2), np.eye(2)[::-1]
-        image[row : row + 2, column : column + 2] = patterns[rng.integers(2)]
-    x = x.reshape(200, -1)
-    learner = make(shape, batch_size=20, loss="cross-entropy", learning_rate=1.0)
-    training, errors = WholeStep(learner), []
-    for epoch in range(1, 31):
-        errors.append(
-            train_epoch(
-                learner, training, x, epoch=epoch, stop=lambda: False, progress=lambda _: None
-            )
-        )
-    assert errors[-1] < 0.6 < 1.5 < errors[0], f"{errors}: 2 is that of black images"

@@ -7,43 +7,26 @@ from itertools import product
 
 import numpy as np
 import pytest
-from convolutionbydefinition import filters_of, matrix_of
-from onelayer import layer_settings
+from convolutionbydefinition import filters_of
+from learnersteps import assert_same_bits, unrolled, usual
+from linkedchains import backwards
+from onelayer import set_parameters
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.kernels.convolution import block_means, block_sums, draw_blocks
+from syncpretrain.kernels.convolution import block_means, block_sums
 from syncpretrain.learners.convolution import ProbabilisticRBM, convolutional_rbm
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
-from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.settings import settings_from
 from syncpretrain.shapes import ConvolutionShape
 
-pytestmark = pytest.mark.usefixtures("forked_layers")
 TINY = ConvolutionShape(1, 3, 3, 2, 2, pool=2, pooling="prob")  # 2 blocks of 4 units
 SHAPE = ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="prob")
 
 
 def make(shape: ConvolutionShape = SHAPE, **changed) -> ProbabilisticRBM:
-    settings = {
-        "batch_size": 10,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5"),
-        "seed": 3,
-    }
-    return convolutional_rbm(2, shape, layer_settings(**(settings | changed)))
-
-
-def set_parameters(rbm: ProbabilisticRBM) -> tuple[np.ndarray, ...]:
-    """Give it parameters that matter; return the dense RBM's that it is, float64."""
-    rng, shape = np.random.default_rng(0), rbm.current().shape
-    for parameter in rbm.parameters:
-        parameter[:] = rng.normal(0, 0.6, parameter.shape)
-    hidden = np.tile(np.float64(rbm.hidden_bias), shape.positions)
-    visible = np.repeat if shape.channels_first else np.tile
-    pixels = shape.height * shape.width
-    W = matrix_of(shape, np.float64(rbm.weight))
-    return W, visible(np.float64(rbm.visible_bias), pixels), hidden
+    return convolutional_rbm(2, shape, usual(**changed))
 
 
 def blocks_of(shape: ConvolutionShape, maps: np.ndarray) -> np.ndarray:
@@ -92,22 +75,10 @@ def test_no_input_is_too_large(size):
     np.testing.assert_allclose(found, 0.25 if size > 0 else 0, atol=1e-6)
 
 
-def test_states_are_drawn_with_their_probabilities():
-    draws, rows = np.random.default_rng(2), 40_000
-    maps = np.tile(draws.normal(0, 1.5, (1, TINY.units)), (rows, 1)).astype("f4")
-    means = conditional(blocks_of(TINY, np.float64(maps[:1])))[0]
-    states = np.empty_like(maps)
-    draw_blocks(maps, draws.random((rows, 2), dtype="f4"), TINY, out=states)
-    blocks = blocks_of(TINY, states)
-    assert set(np.unique(blocks.sum(axis=-1))) == {0, 1}
-    error_bar = np.sqrt(means * (1 - means) / rows)
-    assert (np.abs(blocks.mean(axis=0) - means) < 5 * error_bar).all()
-    np.testing.assert_allclose(blocks_of(TINY, maps)[0], means, rtol=1e-5)
-
-
 def test_conditionals_are_those_of_the_enumerated_joint_distribution():
     rbm = make(TINY)
-    W, a, b = set_parameters(rbm)
+    set_parameters(rbm)
+    W, a, b = unrolled(rbm)
     v = np.array(list(product((0, 1), repeat=9)))
     h = np.array(
         [s for s in product((0, 1), repeat=8) if max(s[::2].count(1), s[1::2].count(1)) < 2]
@@ -127,7 +98,8 @@ def test_conditionals_are_those_of_the_enumerated_joint_distribution():
 @pytest.mark.parametrize("shape", [TINY, SHAPE, replace(SHAPE, channels_first=True)], ids=str)
 def test_gradient_equals_its_transcription(shape, cd_steps):
     rbm = make(shape, cd_steps=cd_steps)
-    W, a, b = set_parameters(rbm)
+    set_parameters(rbm)
+    W, a, b = unrolled(rbm)
     v0 = np.random.default_rng(1).random((7, shape.visible)).astype("f4")
     h0 = p = conditional(blocks_of(shape, v0 @ W + b))
     for k in range(cd_steps):
@@ -149,7 +121,8 @@ def test_gradient_equals_its_transcription(shape, cd_steps):
 
 def test_the_validation_error_is_of_the_means_of_blocks():
     rbm, x = make(), np.random.default_rng(1).random((5, SHAPE.visible)).astype("f4")
-    W, a, b = set_parameters(rbm)
+    set_parameters(rbm)
+    W, a, b = unrolled(rbm)
     h = maps_of(SHAPE, conditional(blocks_of(SHAPE, x @ W + b)))
     down = 1 / (1 + np.exp(-(h @ W.T + a)))
     assert rbm.validation_error(x) == pytest.approx(np.square(down - x).sum() / 5, rel=1e-5)
@@ -157,42 +130,28 @@ def test_the_validation_error_is_of_the_means_of_blocks():
 
 def test_the_order_of_shards_changes_no_bit():
     x = np.random.default_rng(1).random((10, SHAPE.visible)).astype("f4")
-
-    def backwards(phases, shards):
-        for phase in phases:
-            for shard in reversed(range(shards)):
-                phase(shard)
-
     one, other = make(), make()
     step_for(one, 3, "examples").train_step(x, np.arange(10), epoch=1, step=0)
     step_for(other, 3, "examples").train_step(x, np.arange(10), epoch=1, step=0, run=backwards)
-    for mine, theirs in zip(one.parameters, other.parameters, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_same_bits(one, other)
 
 
 LAYERS = "1x8x8,conv:4x3,pool:2:prob,6"
 
 
-@pytest.fixture(scope="module")
-def images() -> np.ndarray:
-    return np.random.default_rng(7).random((100, 64)).astype("f4")
-
-
-@pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
-def test_every_runtime_ends_in_the_same_bits_and_a_file_keeps_it(images, handoff, tmp_path):
-    options = {"layers": LAYERS, "epochs": 2, "batch_size": 20, "handoff": handoff}
-    places = [("serial", 1), ("threads", 2), ("processes", 2)]
-    found = [pretrain(images, **options, runtime=name, workers=n) for name, n in places]
-    assert len({stack.parameters_sha256 for stack in found}) == 1
-    assert "pool 2 prob" in repr(found[0])
-    plain = pretrain(images, **(options | {"layers": "1x8x8,conv:4x3,pool:2,6"}))
-    assert plain.parameters_sha256 != found[0].parameters_sha256
-    found[0].save(tmp_path / "model.safetensors")
+def test_a_file_keeps_it(images, tmp_path):
+    stack, plain = (
+        pretrain(images, layers=layers, epochs=1, batch_size=20)
+        for layers in (LAYERS, LAYERS.replace(":prob", ""))
+    )
+    assert "pool 2 prob" in repr(stack)
+    assert plain.parameters_sha256 != stack.parameters_sha256
+    stack.save(tmp_path / "model.safetensors")
     again = load(tmp_path / "model.safetensors")
-    np.testing.assert_array_equal(again.encode(images), found[0].encode(images))
+    np.testing.assert_array_equal(again.encode(images), stack.encode(images))
 
 
-@pytest.mark.parametrize("labels", [None, np.arange(100) % 3])
+@pytest.mark.parametrize("labels", [None, np.arange(130) % 3])
 def test_fine_tuning_takes_the_maximum_in_its_place(images, labels):
     stack = pretrain(images, layers=LAYERS, epochs=1, batch_size=20)
     tuned = finetune(stack, images, labels, epochs=1, batch_size=20)

@@ -5,37 +5,19 @@ import tracemalloc
 import numpy as np
 import pytest
 from binaryunits import logistic, states
-from onelayer import layer_settings
+from learnersteps import train_whole, usual
+from onelayer import set_parameters
 
 from syncpretrain.errors import DivergedError
 from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.rng import Address, Purpose
-from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN = 6, 4
 
 
 def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, layer: int = 1, **changed) -> RBM:
-    settings = {
-        "batch_size": 10,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0.5:2,0.9"),
-        "weight_decay": 0.001,
-        "cd_steps": 1,
-        "seed": 3,
-    }
-    return RBM(layer, visible, hidden, layer_settings(**(settings | changed)))
-
-
-def set_parameters(rbm: RBM, *, scale: float = 0.8, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Give it parameters that matter; return them as W, a, b in float64."""
-    rng = np.random.default_rng(seed)
-    rbm.weight[:] = rng.normal(0, scale, rbm.weight.shape)
-    rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)
-    rbm.hidden_bias[:] = rng.normal(0, 0.5, rbm.hidden_bias.shape)
-    return tuple(map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias)))
+    return RBM(layer, visible, hidden, usual(**changed))
 
 
 def probability(p: np.ndarray, h: np.ndarray) -> np.ndarray:
@@ -50,41 +32,8 @@ def run_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int = 1, step: int = 0):
     return error, tuple(g.copy() for g in rbm.gradients)
 
 
-def transcribed_gradient(rbm: RBM, v0: np.ndarray, *, epoch: int, step: int):
-    """CD-k word for word, float64, with the same uniform draws."""
-    W, a, b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
-    settings = rbm.settings
-    h0 = logistic(v0 @ W + b)
-    h = h0
-    for k in range(settings.cd_steps):
-        draws = Address(settings.seed, Purpose.HIDDEN, rbm.layer, epoch, step, k << 32).generator()
-        sampled = draws.random(h.shape, dtype=np.float32) < h
-        v = logistic(sampled @ W.T + a)
-        h = logistic(v @ W + b)
-    n = len(v0)
-    dW = (v0.T @ h0 - v.T @ h) / n
-    return np.square(v0 - v).sum(), (dW, (v0 - v).mean(axis=0), (h0 - h).mean(axis=0))
-
-
-@pytest.mark.parametrize("cd_steps", [1, 2, 5])
-@pytest.mark.parametrize("examples", [10, 7])
-def test_gradient_equals_its_transcription(cd_steps, examples):
-    rbm = make_rbm(cd_steps=cd_steps, layer=2)
-    set_parameters(rbm)
-    v0 = np.random.default_rng(1).random((examples, VISIBLE)).astype(np.float32)
-    expected_error, expected = transcribed_gradient(rbm, v0, epoch=3, step=5)
-    error, found = run_gradient(rbm, v0, epoch=3, step=5)
-    assert error == pytest.approx(expected_error, rel=1e-5)
-    for have, want in zip(found, expected, strict=True):
-        np.testing.assert_allclose(have, want, atol=2e-6)
-
-
 def expected_gradient(parameters, data: np.ndarray, cd_steps: int):
-    """The exact expectation of CD-k: its chain on the hidden states, enumerated.
-
-    The way down passes probabilities on, not samples (Hinton 2010, section 3.2), so the chain
-    goes from one of the 2**H hidden states to the next, h -> v1 = p(v | h) -> h' ~ p(h' | v1).
-    """
+    """The exact expectation of CD-k, whose way down passes means on (Hinton 2010, section 3.2)."""
     W, a, b = parameters
     every_h = states(HIDDEN)
     v1 = logistic(every_h @ W.T + a)
@@ -113,61 +62,6 @@ def test_gradient_averages_to_the_exact_expectation_of_cd(cd_steps):
         assert (np.abs(have - want) < 5 * error_bar + 1e-5).all()
 
 
-def test_many_steps_approach_the_exact_gradient_of_the_log_likelihood():
-    """Up to the samples that the way down leaves out, a bias linear in the weights."""
-    v, data = states(VISIBLE), (np.random.default_rng(2).random((6, VISIBLE)) < 0.4).astype(float)
-    distances = []
-    for scale in (0.4, 0.1, 0.02):
-        W, a, b = parameters = set_parameters(make_rbm(), scale=scale)
-        p = np.exp(v @ a + np.logaddexp(0, v @ W + b).sum(axis=1))
-        p /= p.sum()
-        model = (v * p[:, None]).T @ logistic(v @ W + b)
-        exact = data.T @ logistic(data @ W + b) / len(data) - model
-        cd, _ = expected_gradient(parameters, data, 100)
-        distances.append(np.linalg.norm(cd[0] - exact) / np.linalg.norm(exact))
-    assert distances == sorted(distances, reverse=True)
-    assert distances[0] < 0.2
-    assert distances[-1] < 0.02
-
-
-def test_a_step_is_gradient_then_update():
-    whole, halves = make_rbm(), make_rbm()
-    X = np.random.default_rng(3).random((10, VISIBLE)).astype(np.float32)
-    rows = np.arange(10)
-    WholeStep(whole).train_step(X, rows, epoch=1, step=0)
-    before = halves.snapshot()
-    run_gradient(halves, X)
-    np.testing.assert_array_equal(halves.weight, before.weight, "gradient moves nothing")
-    halves.update(epoch=1)
-    np.testing.assert_array_equal(halves.weight, whole.weight)
-    np.testing.assert_array_equal(halves.visible_bias, whole.visible_bias)
-    np.testing.assert_array_equal(halves.hidden_bias, whole.hidden_bias)
-
-
-def test_training_equals_its_float64_transcription():
-    """Momentum by epoch, weight decay of the weights alone, over 4 epochs of 3 minibatches."""
-    rbm = make_rbm()
-    training = WholeStep(rbm)
-    W, a, b = parameters = list(set_parameters(rbm))
-    velocities = [np.zeros_like(p) for p in parameters]
-    X = np.random.default_rng(4).random((28, VISIBLE)).astype(np.float32)
-    for epoch in range(1, 5):
-        for step, start in enumerate(range(0, 28, 10)):
-            rows = np.arange(start, min(start + 10, 28))
-            _, gradients = transcribed_gradient(rbm, np.float64(X[rows]), epoch=epoch, step=step)
-            for parameter, gradient, velocity in zip(
-                parameters, gradients, velocities, strict=True
-            ):
-                decay = 0.001 if parameter is W else 0.0
-                velocity *= 0.5 if epoch <= 2 else 0.9
-                velocity += 0.1 * (gradient - decay * parameter)
-                parameter += velocity
-            training.train_step(X, rows, epoch=epoch, step=step)
-            np.testing.assert_allclose(rbm.weight, W, atol=2e-5)
-    np.testing.assert_allclose(rbm.visible_bias, a, atol=2e-5)
-    np.testing.assert_allclose(rbm.hidden_bias, b, atol=2e-5)
-
-
 def bars_and_stripes() -> np.ndarray:
     """The 14 pictures of 3x3 pixels whose rows, or columns, are full or empty."""
     lines = states(3)
@@ -187,14 +81,6 @@ def exact_log_likelihood(rbm: RBM, data: np.ndarray) -> float:
     return float(minus_free_energy(data).mean() - np.logaddexp.reduce(every))
 
 
-def train(rbm: RBM, X: np.ndarray, epochs: range) -> float:
-    for epoch in epochs:
-        error = train_epoch(
-            rbm, WholeStep(rbm), X, epoch=epoch, stop=lambda: False, progress=lambda _: None
-        )
-    return error
-
-
 def test_it_learns_bars_and_stripes():
     pictures = bars_and_stripes()
     assert len(pictures) == 14
@@ -202,7 +88,7 @@ def test_it_learns_bars_and_stripes():
     rbm = make_rbm(9, 16, weight_decay=0.0, batch_size=14, cd_steps=3, learning_rate=0.05)
     likelihoods = [exact_log_likelihood(rbm, pictures)]
     for first in range(1, 400, 100):
-        train(rbm, X, range(first, first + 100))
+        train_whole(rbm, X, range(first, first + 100))
         likelihoods.append(exact_log_likelihood(rbm, pictures))
     assert likelihoods[0] == pytest.approx(-9 * np.log(2), abs=0.05), "it starts at chance"
     assert likelihoods[1] > likelihoods[0] + 1
@@ -247,15 +133,9 @@ def test_a_step_allocates_no_big_array():
 def test_a_stop_is_seen_after_the_running_minibatch():
     rbm, reported = make_rbm(), []
     X = np.random.default_rng(7).random((30, VISIBLE)).astype(np.float32)
+    how = {"stop": lambda: len(reported) == 2, "progress": reported.append}
     with pytest.raises(Stopped):
-        train_epoch(
-            rbm,
-            WholeStep(rbm),
-            X,
-            epoch=1,
-            stop=lambda: len(reported) == 2,
-            progress=reported.append,
-        )
+        train_epoch(rbm, WholeStep(rbm), X, epoch=1, **how)
     assert reported == [1 / 3, 2 / 3]
 
 
@@ -263,19 +143,7 @@ def test_divergence_is_told_with_layer_epoch_and_a_lower_rate():
     rbm = make_rbm(layer=3, learning_rate=1e6)
     X = np.random.default_rng(8).random((30, VISIBLE)).astype(np.float32)
     with pytest.raises(DivergedError, match=r"layer 3 diverged in epoch 1: .*try 0\.1"):
-        train(rbm, X, range(1, 20))
-
-
-def test_a_snapshot_is_a_copy_and_can_be_restored():
-    rbm = make_rbm()
-    set_parameters(rbm)
-    snapshot, weight = rbm.snapshot(), rbm.weight.copy()
-    train(rbm, np.ones((20, VISIBLE), dtype=np.float32), range(1, 3))
-    np.testing.assert_array_equal(snapshot.weight, weight)
-    rbm.restore(snapshot)
-    rbm.restart()
-    np.testing.assert_array_equal(rbm.weight, weight)
-    assert not any(velocity.any() for velocity in rbm._velocities), "the velocities start anew"
+        train_whole(rbm, X, range(1, 20))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
-from onelayer import layer_settings
-from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, logistic
+from learnersteps import assert_close as assert_parameters
+from learnersteps import train_whole, usual
+from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for, logistic
 
-from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.rng import Address, Purpose
@@ -17,35 +18,19 @@ from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 10
 ADDRESS = {"epoch": 3, "step": 7}
+assert_close = partial(assert_parameters, rtol=2e-5, atol=5e-6)
 
 
 def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.4, **changed) -> RBM:
-    settings = {
-        "batch_size": BATCH,
-        "learning_rate": 0.1,
-        "momentum": MomentumSchedule("0"),
-        "seed": 3,
-    }
-    rbm = RBM(2, visible, hidden, layer_settings(**(settings | changed)))
+    rbm = RBM(2, visible, hidden, usual(**{"momentum": MomentumSchedule("0"), **changed}))
     rng = np.random.default_rng(0)
-    rbm.weight[:] = rng.normal(0, scale, rbm.weight.shape)
-    rbm.visible_bias[:] = rng.normal(0, 0.5, rbm.visible_bias.shape)
-    rbm.hidden_bias[:] = rng.normal(0, 0.5, rbm.hidden_bias.shape)
+    for parameter, own in zip(rbm.parameters, (scale, 0.5, 0.5), strict=True):
+        parameter[:] = rng.normal(0, own, parameter.shape)
     return rbm
 
 
-def train_whole(rbm: RBM, X: np.ndarray, epoch: int) -> None:
-    train_epoch(rbm, WholeStep(rbm), X, epoch=epoch, stop=lambda: False, progress=lambda _: None)
-
-
 def examples(n: int = BATCH, units: str = "bernoulli", seed: int = 1) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    made = rng.random((n, VISIBLE)) if units == "bernoulli" else rng.normal(size=(n, VISIBLE))
-    return made.astype(np.float32)
-
-
-def mean(x: np.ndarray, units: str) -> np.ndarray:
-    return MEANS[units](x)
+    return examples_for(units, n, VISIBLE, seed)
 
 
 def drawn(x: np.ndarray, units: str, draws: np.random.Generator) -> np.ndarray:
@@ -60,6 +45,7 @@ class Transcription:
         self.rbm, self.settings = rbm, rbm.settings
         self.W, self.a, self.b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
         self.chains = np.zeros((rbm.batch_size, len(self.b)))
+        self.velocities = [np.zeros_like(parameter) for parameter in (self.W, self.a, self.b)]
 
     def draws(self, purpose: Purpose, address: dict[str, int], k: int = 0) -> np.random.Generator:
         place = Address(self.settings.seed, purpose, self.rbm.layer, shard=k << 32, **address)
@@ -78,7 +64,7 @@ class Transcription:
         kept = self.kept(address)[:n]
         share = 1 - settings.hidden_dropout
         x = v0 @ W + b
-        h0 = mean(x, hidden) * kept
+        h0 = MEANS[hidden](x) * kept
         for k in range(settings.cd_steps):
             up = self.draws(Purpose.HIDDEN, address, k)
             across = self.draws(Purpose.VISIBLE, address, k)
@@ -87,26 +73,23 @@ class Transcription:
                 x = v @ W + b
                 self.chains[:n] = drawn(x, hidden, up) * kept / share
             else:
-                v = mean(drawn(x, hidden, up) * kept / share @ W.T + a, visible)
+                v = MEANS[visible](drawn(x, hidden, up) * kept / share @ W.T + a)
                 x = v @ W + b
-        h = mean(x, hidden) * kept
+        h = MEANS[hidden](x) * kept
         return (v0.T @ h0 - v.T @ h) / n, (v0 - v).mean(axis=0), (h0 - h).mean(axis=0)
 
-    def train_step(self, v0: np.ndarray, **address: int) -> None:
-        for parameter, gradient in zip(
-            (self.W, self.a, self.b), self.gradient(v0, **address), strict=True
-        ):
-            parameter += self.settings.learning_rate * gradient
+    def train_step(self, v0: np.ndarray, momentum: float = 0, **address: int) -> None:
+        parameters, gradients = (self.W, self.a, self.b), self.gradient(v0, **address)
+        for x, gradient, velocity in zip(parameters, gradients, self.velocities, strict=True):
+            decay = self.settings.weight_decay * x if x is self.W else 0
+            velocity *= momentum
+            velocity += self.settings.learning_rate * (gradient - decay)
+            x += velocity
 
 
 def gradient(rbm: RBM, X: np.ndarray, **address: int) -> list[np.ndarray]:
     rbm.gradient(X, np.arange(len(X)), **(ADDRESS | address))
     return [g.copy() for g in rbm.gradients]
-
-
-def assert_close(found, expected) -> None:
-    for have, want in zip(found, expected, strict=True):
-        np.testing.assert_allclose(have, want, rtol=2e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("visible_units", INPUT_UNITS)
@@ -129,6 +112,18 @@ def test_the_error_is_that_of_the_reconstruction(visible_units):
     assert reported == pytest.approx(np.square(rbm.gradients[1]).sum(), rel=1e-5)
 
 
+def test_training_equals_its_transcription():
+    """Momentum by epoch, weight decay of the weights alone, over 4 epochs of 3 minibatches."""
+    rbm = make_rbm(momentum=MomentumSchedule("0.5:2,0.9"), weight_decay=0.001)
+    expected, training, X = Transcription(rbm), WholeStep(rbm), examples(28)
+    for epoch, step in product(range(1, 5), range(3)):
+        rows = np.arange(10 * step, min(10 * step + 10, 28))
+        momentum = 0.5 if epoch <= 2 else 0.9
+        expected.train_step(np.float64(X[rows]), momentum, epoch=epoch, step=step)
+        training.train_step(X, rows, epoch=epoch, step=step)
+        assert_close(rbm.parameters, (expected.W, expected.a, expected.b))
+
+
 # Persistent chains
 
 
@@ -142,38 +137,6 @@ def test_persistent_chains_go_on_from_step_to_step_the_smaller_last_minibatch_to
         expected.train_step(np.float64(X), epoch=1, step=step)
         np.testing.assert_allclose(rbm._states, expected.chains, atol=1e-5)
     assert_close(rbm.parameters, (expected.W, expected.a, expected.b))
-
-
-def test_persistent_chains_start_anew_after_restart():
-    fresh, used = make_rbm(persistent=True), make_rbm(persistent=True)
-    start, X = used.snapshot(), examples()
-    first = gradient(fresh, X)
-    WholeStep(used).train_step(X, np.arange(BATCH), epoch=1, step=0)
-    used.restore(start)
-    used.restart()
-    assert_close(gradient(used, X), first)
-    second = gradient(used, X)
-    assert not np.allclose(second[0], first[0]), "without restart they go on"
-
-
-def test_persistent_chains_come_to_the_distribution_of_the_model():
-    """A machine of 4 and 3 units, whose parameters stay as they are."""
-    chains = 20_000
-    rbm = make_rbm(4, 3, scale=0.8, persistent=True, batch_size=chains)
-    expected = Transcription(rbm)
-    v = np.array(list(product((0.0, 1.0), repeat=4)))
-    p = np.exp(v @ expected.a + np.logaddexp(0, v @ expected.W + expected.b).sum(axis=1))
-    p /= p.sum()
-    h = logistic(v @ expected.W + expected.b)
-    X = np.zeros((chains, 4), dtype=np.float32)
-    for step in range(30):
-        dW, da, db = gradient(rbm, X, step=step)
-    h0 = logistic(expected.b)  # of an example of zeros
-    found = (-dW, -da, h0 - db)
-    moments = [[np.einsum("s,sv,sh->vh", p, v**k, h**k), p @ v**k, p @ h**k] for k in (1, 2)]
-    for have, want, square in zip(found, *moments, strict=True):
-        error_bar = np.sqrt((square - want**2) / chains)
-        assert (np.abs(have - want) < 5 * error_bar + 1e-5).all()
 
 
 def test_with_persistent_chains_the_error_is_estimated_on_a_tenth_without_sampling():
@@ -209,21 +172,6 @@ def test_decay_shrinks_the_weights_and_leaves_the_biases(l2, l1):
     np.testing.assert_array_equal(rbm.hidden_bias, before.hidden_bias)
 
 
-def test_momentum_follows_its_schedule():
-    """A velocity of 1 that nothing drives is what is left of it after each epoch's step."""
-    rbm = make_rbm(momentum=MomentumSchedule("0.5:2,0.25:1,0.75"))
-    rbm.hidden_bias.fill(0)
-    rbm._velocities[2].fill(1)
-    velocity, place = 1.0, 0.0
-    for epoch, momentum in enumerate((0.5, 0.5, 0.25, 0.75, 0.75), start=1):
-        for g in rbm.gradients:
-            g.fill(0)
-        rbm.update(epoch=epoch)
-        velocity *= momentum
-        place += velocity
-        np.testing.assert_array_equal(rbm.hidden_bias, np.float32(place))
-
-
 def test_sparsity_adds_the_distance_of_the_decaying_mean_activity_to_its_target():
     plain = make_rbm()
     sparse = make_rbm(sparsity_target=0.2, sparsity_cost=0.5)
@@ -231,9 +179,8 @@ def test_sparsity_adds_the_distance_of_the_decaying_mean_activity_to_its_target(
     for step in range(3):
         X = examples(seed=step)
         dW, da, db = gradient(plain, X, step=step)
-        activity = 0.9 * activity + 0.1 * logistic(X @ plain.weight + plain.hidden_bias).mean(
-            axis=0
-        )
+        means = logistic(X @ plain.weight + plain.hidden_bias).mean(axis=0)
+        activity = 0.9 * activity + 0.1 * means
         push = 0.5 * (0.2 - activity)
         expected = dW + np.outer(X.mean(axis=0), push), da, db + push
         assert_close(gradient(sparse, X, step=step), expected)
@@ -245,44 +192,11 @@ def test_sparsity_pulls_the_mean_activity_to_the_target(bits, target, dropout):
         sparsity = {"sparsity_target": target, "sparsity_cost": cost, "hidden_dropout": dropout}
         rbm = make_rbm(16, 12, scale=0.01, **sparsity)
         rbm.hidden_bias.fill(0)
-        for epoch in range(1, 41):
-            train_whole(rbm, bits, epoch)
+        train_whole(rbm, bits, range(1, 41))
         return rbm.snapshot().up(bits).mean(axis=0)
 
     assert np.abs(activity(5.0) - target).max() < 0.05
     assert np.abs(activity(0.0) - target).max() > 0.1, "it does not come there by itself"
-
-
-# Dropout of hidden units
-
-
-def test_a_unit_that_is_dropped_gets_no_gradient():
-    rbm = make_rbm(hidden=40, hidden_dropout=0.5)
-    kept = Transcription(rbm).kept(ADDRESS)[0] == 1
-    dW, _, db = gradient(rbm, examples(1))
-    assert 0 < kept.sum() < 40
-    assert not dW[:, ~kept].any()
-    assert not db[~kept].any()
-    assert dW[:, kept].all()
-    assert db[kept].all()
-
-
-@pytest.mark.parametrize("dropout", [0.2, 0.5])
-def test_the_right_share_of_units_stays_and_reaches_the_visible_units_in_full(dropout):
-    """Units that are always on: what is left of them adds up to all of them, on average."""
-    n = 2000
-    rbm = make_rbm(hidden=20, hidden_dropout=dropout, batch_size=n, visible_units="gaussian")
-    rbm.hidden_bias.fill(1e4)
-    X = np.zeros((n, VISIBLE), dtype=np.float32)
-    _, da, _ = gradient(rbm, X)
-    full = rbm.visible_bias + rbm.weight.sum(axis=1)
-    spread = np.sqrt(np.square(rbm.weight).sum(axis=1) * dropout / (1 - dropout))
-    assert (np.abs(-da - full) < 5 * spread / np.sqrt(n)).all()
-    share = rbm._kept.mean(dtype=np.float64)
-    assert abs(share - (1 - dropout)) < 5 * np.sqrt(dropout * (1 - dropout) / (n * 20))
-    before = rbm._kept.copy()
-    gradient(rbm, X, step=8)
-    assert 0 < (rbm._kept != before).mean() < 1, "others in the next step"
 
 
 # Visible biases
@@ -310,7 +224,7 @@ def test_the_first_epoch_alone_begins_with_the_start(start):
     rbm = make_rbm(visible_bias=start, learning_rate=1e-30)
     before, X = rbm.visible_bias.copy(), np.full((20, VISIBLE), 0.75, dtype=np.float32)
     for epoch in (1, 2):
-        train_whole(rbm, X, epoch)
+        train_whole(rbm, X, range(epoch, epoch + 1))
         expected = before if start == "zero" else np.full(VISIBLE, np.log(3))
         np.testing.assert_allclose(rbm.visible_bias, expected, rtol=1e-6)
         X = X / 3

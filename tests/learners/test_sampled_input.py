@@ -1,15 +1,11 @@
 """Binary states drawn from the input of a layer, in place of its means."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from chainedlearners import VISIBLE, make
 
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.learners.steps import WholeStep
-from syncpretrain.pretraining.build import step_for
 
 
 def drawn(rbm, X, *, epoch=1):
@@ -39,24 +35,18 @@ def test_each_epoch_draws_anew_and_a_seed_draws_the_same():
     assert (drawn(make(), X) == 1).all()  # all alike: the means
 
 
-@pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
-def test_states_of_0_and_1_stay_and_a_layer_above_gets_states(bits, handoff):
-    how = {"hidden": [12, 8], "epochs": 2, "seed": 4, "handoff": handoff}
-    plain, first, both = (
-        pretrain(bits, sample_input=own, **how) for own in (False, (True, False), True)
-    )
-    np.testing.assert_array_equal(plain.layers[1].weight, first.layers[1].weight)
-    np.testing.assert_array_equal(first.layers[0].weight, both.layers[0].weight)
-    assert (first.layers[1].weight != both.layers[1].weight).any()
-
-
-def test_data_of_other_units_are_states(bits):
-    how = {"hidden": [12, 8], "epochs": 2, "visible_units": "gaussian"}
+@pytest.mark.parametrize(
+    "given", [{"handoff": "epoch"}, {"handoff": "minibatch"}, {"visible_units": "gaussian"}]
+)
+def test_states_of_0_and_1_stay_and_a_layer_above_gets_states(bits, given):
+    """As do data of other units, which are states."""
+    how = {"hidden": [12, 8], "epochs": 2, "seed": 4, **given}
     plain, first, both = (
         pretrain(bits, sample_input=own, **how) for own in (False, (True, False), True)
     )
     assert plain.parameters_sha256 == first.parameters_sha256
-    assert both.parameters_sha256 != plain.parameters_sha256
+    np.testing.assert_array_equal(first.layers[0].weight, both.layers[0].weight)
+    assert (first.layers[1].weight != both.layers[1].weight).any()
 
 
 def test_binary_columns_beside_others_are_drawn():
@@ -65,11 +55,6 @@ def test_binary_columns_beside_others_are_drawn():
     rbm._sample_input(v0 := X.copy(), 1, 0)
     assert set(np.unique(v0[:, :2])) == {0, 1}
     np.testing.assert_array_equal(v0[:, 2:], X[:, 2:])
-
-
-def test_a_step_that_draws_its_input_is_no_program():
-    own = {"persistent": False, "chains": 0, "sample_input": True}
-    assert isinstance(step_for(make(**own), 1, "examples"), WholeStep)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +68,3 @@ def test_a_step_that_draws_its_input_is_no_program():
 def test_it_is_refused_where_nothing_binary_is_drawn(bits, given, message):
     with pytest.raises(SettingsError, match=message):
         pretrain(bits, hidden=[12, 8], sample_input=True, **given)
-
-
-def test_filters_take_the_input_as_it_is():
-    with pytest.raises(SettingsError, match="sample_input: got it for layer 1, a convolution"):
-        pretrain(
-            np.zeros((20, 16), np.float32),
-            layers="1x4x4,conv:4x2,5",
-            split="filters",
-            shards=(2, 1),
-            sample_input=True,
-        )

@@ -75,12 +75,8 @@ def test_the_gauge_changes_no_probability(units, seed):
         _, owner = np.unique(seen, axis=0, return_inverse=True)
         for own in range(owner.max() + 1):
             rows = owner.ravel() == own
-            np.testing.assert_allclose(
-                np.logaddexp.reduce(after[rows], axis=0),
-                np.logaddexp.reduce(before[rows], axis=0),
-                rtol=0,
-                atol=1e-10,
-            )
+            sums = [np.logaddexp.reduce(logs[rows], axis=0) for logs in (after, before)]
+            np.testing.assert_allclose(*sums, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("units", UNITS)
@@ -118,13 +114,10 @@ def test_stacks_without_groups_stay_and_fine_tuned_ones_are_refused():
 def test_a_regularized_model_outside_the_gauge_is_told():
     layer = make_layer("softmax:3x3")
     decayed = {"pretrain": {"weight_decay": [0.0002], "l1": [0.0]}}
-    share = (
-        1
-        - np.square(Stack((layer,)).zero_sum().layers[0].weight).sum()
-        / np.square(layer.weight).sum()
-    )
+    (inside,) = Stack((layer,)).zero_sum().layers
+    share = 1 - np.square(inside.weight).sum() / np.square(layer.weight).sum()
     assert outside_gauge([layer], decayed) == [NOT_IN_GAUGE.format(1, 100 * share)]
-    assert not outside_gauge(Stack((layer,)).zero_sum().layers, decayed)
+    assert not outside_gauge([inside], decayed)
     assert not outside_gauge([layer], {"pretrain": {"weight_decay": [0.0], "l1": [0.0]}})
     assert not outside_gauge([layer], {})
 

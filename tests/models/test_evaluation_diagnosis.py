@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from binaryunits import means
+from randomstacks import layer_errors, normal_stack
 
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
-from syncpretrain.models.diagnosis import diagnose_layers
+from syncpretrain.models.diagnosis import diagnose_layers, stack_error
 from syncpretrain.models.likelihood import free_energy, log_z
 from syncpretrain.models.stack import DenseLayer, Stack
 
@@ -111,3 +113,31 @@ def test_gaussian_visible_units_are_looked_at_standardized(stack, examples):
     rows = diagnose_layers(Stack((layer,), scaling=scaling), data[:25], data[25:])
     plain = diagnose_layers(Stack((layer,)), scaling.apply(data[:25]), scaling.apply(data[25:]))
     assert rows == plain
+
+
+def mean_error(x: np.ndarray, y: np.ndarray) -> float:
+    """The papers': squared, summed over units, averaged over examples."""
+    return float(np.square(np.float64(x) - y).sum(axis=1).mean())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+class TestErrors:
+    @pytest.mark.parametrize("n", [1, 30, 2345])  # the last is more than one chunk of rows
+    def test_they_equal_plain_numpy_and_the_examples_stay(self, tied, n):
+        stack = normal_stack((7, 5, 3), tied=tied)
+        X = np.random.default_rng(1).random((n, 7)).astype(np.float32)
+        below, expected, copy = X, [], X.copy()
+        for layer in stack.layers:
+            above = means(below, layer.weight, layer.hidden_bias)
+            expected.append(mean_error(below, means(above, layer.decoding, layer.visible_bias)))
+            below = above
+        assert layer_errors(stack, X) == pytest.approx(expected, rel=1e-5)
+        for layer in reversed(stack.layers):
+            below = means(below, layer.decoding, layer.visible_bias)
+        assert stack_error(stack, X) == pytest.approx(mean_error(X, below), rel=1e-5)
+        np.testing.assert_array_equal(X, copy)
+
+    def test_without_examples_there_is_none(self, tied):
+        stack, nothing = normal_stack((6, 5, 3), tied=tied), NONE
+        assert layer_errors(stack, nothing) == ()
+        assert stack_error(stack, nothing) is None

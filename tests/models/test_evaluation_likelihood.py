@@ -1,17 +1,29 @@
-"""Free energy, pseudo-likelihood and log Z against enumeration of every state."""
+"""Free energy, pseudo-likelihood, log Z and perplexity against enumerations."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from binaryunits import states
 from unitkinds import INPUT_UNITS, LOG_SUMS, RBM_UNITS
 
+from syncpretrain import Stack
 from syncpretrain.errors import DataError
-from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais, pseudo_likelihood
+from syncpretrain.models.likelihood import (
+    POPULATIONS,
+    Words,
+    annealed_over_lengths,
+    enumerated_over_lengths,
+    free_energy,
+    log_z,
+    log_z_ais,
+    pseudo_likelihood,
+)
+from syncpretrain.models.perplexity import perplexity
 from syncpretrain.models.stack import DenseLayer
 from syncpretrain.rng import Purpose, generator
 
@@ -32,13 +44,6 @@ def negative_energies(layer: DenseLayer) -> np.ndarray:
     v, h = states(len(layer.visible_bias)), states(len(layer.hidden_bias))
     W, a, b = (np.float64(x) for x in (layer.weight, layer.visible_bias, layer.hidden_bias))
     return v @ W @ h.T + (v @ a)[:, None] + (h @ b)[None, :]
-
-
-def test_free_energy_sums_the_hidden_units_out():
-    layer = make_layer()
-    expected = -np.logaddexp.reduce(negative_energies(layer), axis=1)
-    have = free_energy(layer, states(VISIBLE).astype(np.float32))
-    np.testing.assert_allclose(have, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("visible", "hidden"), [(7, 5), (5, 7), (1, 1), (13, 2)])
@@ -86,20 +91,6 @@ def test_one_chain_has_no_error_bar():
     assert found.high == math.inf
 
 
-def test_pseudo_likelihood_tends_to_the_exact_one():
-    layer = make_layer()
-    v = states(VISIBLE)[77]
-    energy = {tuple(s): -np.logaddexp.reduce(row) for s, row in exact_rows(layer)}
-    exact = 0.0
-    for i in range(VISIBLE):
-        other = v.copy()
-        other[i] = 1 - other[i]
-        exact -= np.logaddexp(0, energy[tuple(v)] - energy[tuple(other)])
-    X = np.tile(v, (20_000, 1)).astype(np.float32)
-    # A unit's term is at most some nats; 20,000 draws leave well under a percent.
-    assert pseudo_likelihood(layer, X) == pytest.approx(exact, rel=0.05)
-
-
 def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
     """V E[log p(v_i | the others)] of independent units on with probabilities p, by enumeration."""
     energies = dict(
@@ -114,30 +105,13 @@ def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
     return total
 
 
-@pytest.mark.parametrize("value", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("value", [0.0, 0.3, 0.5, 0.8, 0.9])
 def test_pseudo_likelihood_of_grey_values_is_that_of_the_binary_units_they_stand_for(value):
     layer = make_layer()
     p = np.full(VISIBLE, value, dtype=np.float32)
     p[0] = 1  # some are binary
     have = pseudo_likelihood(layer, np.tile(p, (20_000, 1)))
     assert have == pytest.approx(expected_term(layer, p), rel=0.05)
-
-
-def sure_of(p: float) -> DenseLayer:
-    """Return an RBM whose visible units are on with probability p each, whatever the others."""
-    bias = np.full(VISIBLE, math.log(p / (1 - p)), dtype=np.float32)
-    return DenseLayer(np.zeros((VISIBLE, 1), np.float32), np.zeros(1, np.float32), bias)
-
-
-@pytest.mark.parametrize(("value", "best"), [(0.3, 0.3), (0.5, 0.5), (0.8, 0.8), (0.0, 0.01)])
-def test_grey_values_are_best_explained_by_a_model_that_is_as_unsure(value, best):
-    X = np.full((500, VISIBLE), value, dtype=np.float32)
-    chances = (0.01, 0.1, 0.3, 0.5, 0.8, 0.99)
-    found = {p: pseudo_likelihood(sure_of(p), X) for p in chances}
-    assert max(found, key=found.__getitem__) == best
-    assert len(set(found.values())) == len(chances), "it tells them apart"
-    entropy = VISIBLE * sum(-math.log(q) * q for q in (value, 1 - value) if q)
-    assert max(found.values()) <= -entropy + 1e-6
 
 
 def test_pseudo_likelihood_of_binary_rows_draws_nothing_but_the_units():
@@ -151,10 +125,6 @@ def test_pseudo_likelihood_of_binary_rows_draws_nothing_but_the_units():
     gain = free_energy(layer, flipped) - free_energy(layer, X)
     expected = -np.logaddexp(0, -gain).mean() * VISIBLE
     assert pseudo_likelihood(layer, X, seed=5) == pytest.approx(expected, rel=1e-12)
-
-
-def exact_rows(layer: DenseLayer) -> list[tuple[np.ndarray, np.ndarray]]:
-    return list(zip(states(VISIBLE), negative_energies(layer), strict=True))
 
 
 def test_pseudo_likelihood_does_not_change_its_input():
@@ -221,3 +191,90 @@ def test_a_pseudo_likelihood_flips_binary_visible_units():
 def test_an_autoencoder_has_no_energy(measure):
     with pytest.raises(DataError, match="is an autoencoder, or was fine-tuned"):
         measure(replace(make_layer(), model="autoencoder"))
+
+
+# Documents of some length
+
+LENGTHS = np.array([1.0, 2, 3, 7, 40])
+rng = np.random.default_rng
+
+
+def words_of(hidden: int, vocabulary: int = 4, seed: int = 0) -> Words:
+    draws = rng(seed)
+    sizes = (vocabulary, hidden), vocabulary, hidden
+    return Words(*(draws.normal(0, 0.7, size) for size in sizes))
+
+
+def stack_of(words: Words, units: str = "counts") -> Stack:
+    W, a, b = (array.astype("f4") for array in words)
+    text = f"{units}:{len(a)}"
+    return Stack((DenseLayer(W, b, a, visible_units=text, hidden_units="bernoulli", model="rbm"),))
+
+
+def documents(vocabulary: int, n: int = 30) -> np.ndarray:
+    X = 1 + rng(5).poisson(1.5, (n, vocabulary)).astype("f4")
+    X[0], X[1, 0] = 0, 30  # one without words, a long one
+    return X
+
+
+def test_z_sums_over_all_documents_of_a_length():
+    words = words_of(3)
+    found = enumerated_over_lengths(words, LENGTHS[:3])
+    layer = stack_of(words).layers[0]
+    for length, have in zip((1, 2, 3), found, strict=True):
+        orders = np.eye(4)[list(product(range(4), repeat=length))].sum(axis=1)
+        expected = np.logaddexp.reduce(-free_energy(layer, orders))
+        assert have == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("steps", [12, 40])
+def test_annealing_is_unbiased_at_every_length(steps):
+    words = words_of(6)
+    exact = enumerated_over_lengths(words, LENGTHS)
+    found = annealed_over_lengths(words, LENGTHS, chains=40, steps=steps, draws=rng(1))
+    ratio = np.exp(found - exact)
+    error = ratio.std(axis=0, ddof=1) / np.sqrt(POPULATIONS)
+    assert (np.abs(ratio.mean(axis=0) - 1) < 4 * error).all()
+    assert error.max() < (0.1 if steps == 40 else 0.3)
+
+
+def test_it_is_exact_with_few_hidden_units():
+    words, X = words_of(4), documents(4)
+    found = perplexity(stack_of(words), X)
+    rows = X[1:].astype("f8")
+    lengths = rows.sum(axis=1)
+    stack = stack_of(words)
+    log_p = -free_energy(stack.layers[0], rows) - enumerated_over_lengths(words, lengths)
+    assert found.value == pytest.approx(np.exp(-(log_p / lengths).mean()), rel=1e-5)
+    assert found.of_all_words == pytest.approx(np.exp(-log_p.sum() / lengths.sum()), rel=1e-5)
+    assert found.low == found.value == found.high
+    assert (found.documents, found.words) == (29, int(lengths.sum()))
+
+
+def test_sparse_rows_have_that_of_dense_ones():
+    sparse, X, stack = pytest.importorskip("scipy.sparse"), documents(4), stack_of(words_of(4))
+    assert perplexity(stack, sparse.csr_array(X)) == perplexity(stack, X)
+
+
+def test_the_error_bar_holds_the_exact_value(monkeypatch):
+    stack, X = stack_of(words_of(10, vocabulary=6)), documents(6)
+    exact = perplexity(stack, X).value
+    monkeypatch.setattr("syncpretrain.models.perplexity.MOST_ENUMERATED", 0)
+    found = perplexity(stack, X, chains=100, steps=50)
+    assert found.low < exact < found.high < 1.2 * found.low
+
+
+@pytest.mark.parametrize(
+    ("stack", "X", "options", "message"),
+    [
+        (stack_of(words_of(2), "bernoulli"), np.eye(4), {}, "stack: got bernoulli:4 visible"),
+        (stack_of(words_of(2)), np.zeros((2, 4)), {}, "X: got no document with a word"),
+        (stack_of(words_of(2)), np.eye(4), {"chains": 19}, "chains, steps: got 19 and 300"),
+        (stack_of(words_of(2)), np.eye(4), {"steps": 2.5}, "chains, steps, seed: got 200, 2.5"),
+        (stack_of(words_of(2)), np.eye(4), {"seed": -1}, "chains, steps, seed: got 200, 300 and"),
+        (stack_of(words_of(2)), np.eye(4), {"steps": 0}, "chains, steps: got 200 and 0"),
+    ],
+)
+def test_what_has_no_perplexity_is_refused(stack, X, options, message):
+    with pytest.raises(DataError, match=message):
+        perplexity(stack, X, **options)

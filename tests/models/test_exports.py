@@ -1,7 +1,5 @@
 """Exported parts: the steps, plain arrays, the command, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Exported parts in Keras, and stacks of its layers."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """Exported parts in PyTorch, and stacks of PyTorch's layers."""
 
-from __future__ import annotations
-
 import runpy
 from itertools import pairwise
 

@@ -53,11 +53,8 @@ def drawn_from(layer: DenseLayer, count: int, draws: np.random.Generator) -> np.
 
 def random_layer(draws: np.random.Generator) -> DenseLayer:
     visible, hidden = draws.integers(4, 9), draws.integers(2, 5)
-    return layer_of(
-        draws.uniform(0.3, 1.2) * draws.normal(size=(visible, hidden)),
-        draws.normal(size=visible),
-        draws.normal(size=hidden),
-    )
+    W = draws.uniform(0.3, 1.2) * draws.normal(size=(visible, hidden))
+    return layer_of(W, draws.normal(size=visible), draws.normal(size=hidden))
 
 
 def layer_with_modes(draws: np.random.Generator) -> DenseLayer:
@@ -157,11 +154,8 @@ def test_stacked_tempering_mixes_where_gibbs_does_not():
 @pytest.mark.parametrize("w", [0.5, 0.8])
 def test_the_autocorrelation_time_is_the_one_of_a_known_process(w):
     """v of the RBM with one Gaussian unit a side is an AR(1) process with the coefficient w^2."""
-    layer = DenseLayer(
-        *(np.float32(x) for x in ([[w]], [0], [0])),
-        visible_units="gaussian",
-        hidden_units="gaussian",
-    )
+    units = {"hidden_units": "gaussian", "visible_units": "gaussian"}
+    layer = DenseLayer(*map(np.float32, ([[w]], [0], [0])), **units)
     X = np.random.default_rng(0).normal(size=(200, 1)).astype(np.float32)
     found = Stack((layer,)).mixing(X, chains=400, steps=400)
     expected = (1 + w**2) / (1 - w**2)
@@ -179,13 +173,6 @@ def test_labels_that_are_too_many_give_way_to_two_clusters():
     head, rows = found.rows()
     assert head == ("region", "data", "from data", "from noise", "AIS")
     assert rows[0][:2] == ("A", "50.0 %")
-
-
-def test_rows_without_a_label_make_no_region():
-    labels = np.array([1] * 40 + [-1] * 20 + [0] * 40)
-    found = Stack((two_modes(0.3, 0),)).mixing(MODES, labels, steps=20)
-    assert found.regions == ("0", "1")
-    np.testing.assert_allclose(found.occupancy["data"], 0.5)
 
 
 def test_equal_examples_have_one_region():
@@ -222,27 +209,24 @@ def test_unweighted_shares_do_not_judge_a_weighted_model():
     assert replace(found, is_weighted_alike=False).sentences()[1].endswith("do not judge the model")
 
 
-@pytest.mark.parametrize(
-    "labels", [LABELS[:5], LABELS * 2, np.zeros((100, 1)), "ab", [[1], [1, 2]]]
-)
-def test_labels_that_do_not_fit_are_refused(labels):
-    with pytest.raises(DataError, match=r"^labels: got .*expected \(?100"):
-        Stack((two_modes(1, 0),)).mixing(MODES, labels, steps=20)
+NO_CLASSES = "got {}, expected two classes or more"
 
 
 @pytest.mark.parametrize(
-    ("labels", "got"),
+    ("labels", "message"),
     [
-        (["a"] * 100, r"the classes \['a'\]"),
-        ([3] * 99 + [-1], r"the classes \['3'\]"),
-        ([-1] * 100, r"the classes \[\]"),
-        (np.arange(100) / 8, "0.125, which is no class"),
-        ([None, *np.arange(99) / 8], "0.125, which is no class"),
-        (np.repeat([1, np.inf], 50), "inf, which is no class"),
+        *((labels, r"got .*expected \(?100") for labels in (LABELS[:5], LABELS * 2, "ab")),
+        *((labels, r"got .*expected \(?100") for labels in (np.zeros((100, 1)), [[1], [1, 2]])),
+        (["a"] * 100, NO_CLASSES.format(r"the classes \['a'\]")),
+        ([3] * 99 + [-1], NO_CLASSES.format(r"the classes \['3'\]")),
+        ([-1] * 100, NO_CLASSES.format(r"the classes \[\]")),
+        (np.arange(100) / 8, NO_CLASSES.format("0.125, which is no class")),
+        ([None, *np.arange(99) / 8], NO_CLASSES.format("0.125, which is no class")),
+        (np.repeat([1, np.inf], 50), NO_CLASSES.format("inf, which is no class")),
     ],
 )
-def test_labels_that_are_no_two_classes_are_refused(labels, got):
-    with pytest.raises(DataError, match=f"^labels: got {got}, expected two classes or more"):
+def test_labels_that_are_no_two_classes_of_the_rows_are_refused(labels, message):
+    with pytest.raises(DataError, match=f"^labels: {message}"):
         Stack((two_modes(1, 0),)).mixing(MODES, labels, steps=20)
 
 
@@ -259,6 +243,7 @@ def test_no_class_makes_no_region(lost):
     labels = [own[0]] * 40 + [lost] * 20 + [own[1]] * 40
     found = Stack((two_modes(0.3, 0),)).mixing(MODES, labels, steps=20)
     assert found.regions == tuple(map(str, own))
+    np.testing.assert_allclose(found.occupancy["data"], 0.5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -1,7 +1,5 @@
 """Scores of single examples: known answers, and who has none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec
@@ -56,13 +54,9 @@ def test_missing_values_are_left_out(kind):
     energies, whole = (scores(stack, rows, by="free-energy") for rows in (holes, X))
     keep = np.arange(50) % 3 > 0
     np.testing.assert_array_equal(energies[keep], whole[keep])
-    layer = stack.layers[0]
-    rows = np.delete(stack.prepared(X), 2, axis=1)[::3]
-    part = replace(
-        layer,
-        weight=np.delete(layer.weight, 2, axis=0),
-        visible_bias=np.delete(layer.visible_bias, 2),
-    )
+    layer, rows = stack.layers[0], np.delete(stack.prepared(X), 2, axis=1)[::3]
+    weight, bias = np.delete(layer.weight, 2, axis=0), np.delete(layer.visible_bias, 2)
+    part = replace(layer, weight=weight, visible_bias=bias)
     np.testing.assert_allclose(energies[::3], free_energy(part, rows), rtol=1e-5)
 
 

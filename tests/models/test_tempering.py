@@ -1,4 +1,4 @@
-"""Stacked tempering against the joint distribution of every level, by enumeration.
+"""Samples of stacks, by Gibbs and by stacked tempering, against enumerated distributions.
 
 A Gaussian unit has a lattice of values: a sum over a lattice finer than the standard deviation is
 the integral, up to exp(-2 (pi / spacing)^2), and swaps stay on the lattice.
@@ -14,6 +14,7 @@ import pytest
 from binaryunits import states
 from scipy.stats import chi2
 
+from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError
 from syncpretrain.models import gibbs
 from syncpretrain.models.gibbs import Levels, swap_cost
@@ -187,52 +188,6 @@ def test_three_levels_have_the_frequencies_of_their_rbms(start):
     assert chi_square(both, np.outer(p1, p2).ravel()) < chi2.isf(1e-4, 127)
 
 
-def bimodal(weight: float) -> list[DenseLayer]:
-    """Return a 6-3-1 stack whose levels are symmetric: units are all on, or all off."""
-    return [
-        DenseLayer(
-            np.full((v, h), weight), np.full(h, -weight * v / 2), np.full(v, -weight * h / 2)
-        )
-        for v, h in ((6, 3), (3, 1))
-    ]
-
-
-def relaxation(matrix: np.ndarray) -> float:
-    """Return the steps in which the slowest part of a distribution decays by a factor of e."""
-    return -1 / np.log(np.sort(np.abs(np.linalg.eigvals(matrix)))[-2])
-
-
-def conditional(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    given, out = (states(n) for n in weight.shape)
-    x = given @ weight + bias
-    return np.exp(x @ out.T - np.logaddexp(0, x).sum(axis=1, keepdims=True))
-
-
-def test_a_bimodal_stack_relaxes_fifty_times_as_fast_as_gibbs():
-    lower, upper = layers = bimodal(4)
-    down, up = (
-        [conditional(x.weight.T, x.visible_bias) for x in layers],
-        [conditional(x.weight, x.hidden_bias) for x in layers],
-    )
-    alone, above = down[0] @ up[0], up[1] @ down[1]
-    s = states(3)
-    i, j = (x.ravel() for x in np.indices((8, 8)))
-    accepted = np.minimum(1, np.exp(-swap_cost(lower, upper, s[i], s[j])[0]))
-    swap = np.zeros((64, 64))
-    swap[i * 8 + j, j * 8 + i] = accepted
-    swap[np.arange(64), np.arange(64)] += 1 - accepted
-    slow, fast = relaxation(alone), relaxation(swap @ np.kron(alone, above))
-    assert slow > 600_000
-    assert slow / fast > 50
-    # The chains do so too: from one mode, half of them are in the other one soon.
-    stack = Stack(
-        tuple(replace(x, **{n: np.float32(y) for n, y in x.parameters()}) for x in layers)
-    )
-    on = {"level": 1, "steps": 100, "start": np.ones((2000, 6))}
-    assert stack.sample(2000, method="stacked", **on).mean() == pytest.approx(0.5, abs=0.06)
-    assert stack.sample(2000, **on).mean() > 0.95
-
-
 def test_one_level_is_sampled_by_gibbs_as_states_in_data_units():
     lower, top = make_stack(("gaussian", "bernoulli", "bernoulli"), 1)
     stack = Stack((lower, top))
@@ -283,17 +238,14 @@ def test_samples_are_saved_and_repeat(tmp_path):
 RELU = DenseLayer(*(np.zeros(x, np.float32) for x in ((3, 2), (2,), (3,))), hidden_units="relu")
 LOWER = replace(RELU, hidden_units="bernoulli")
 UPPER = DenseLayer(*(np.zeros(x, np.float32) for x in ((2, 2), (2,), (2,))))
+TUNED = replace(UPPER, model="autoencoder")
 
 
 @pytest.mark.parametrize(
     ("layers", "arguments", "message"),
     [
         ((RELU, replace(UPPER, visible_units="gaussian")), {}, "relu units of layer 1"),
-        (
-            (LOWER, replace(UPPER, model="autoencoder")),
-            {},
-            "layer 2 is an autoencoder, or was fine",
-        ),
+        ((LOWER, TUNED), {}, "layer 2 is an autoencoder, or was fine"),
         ((LOWER, replace(UPPER, visible_units="gaussian")), {}, "layer 2 gaussian visible"),
         ((replace(LOWER, visible_units="counts:3"), UPPER), {}, "got stacked for counts:3"),
         ((LOWER,), {}, "two RBMs or more"),
@@ -302,7 +254,14 @@ UPPER = DenseLayer(*(np.zeros(x, np.float32) for x in ((2, 2), (2,), (2,))))
         ((LOWER, UPPER), {"level": 0}, "expected 1 to 2"),
         ((LOWER, UPPER), {"steps": 0}, "expected 1 or more"),
         ((LOWER, UPPER), {"start": "data"}, "examples as an array"),
-        ((LOWER, UPPER), {"save": "x.csv"}, "ends in .npy"),
+        ((UPPER,), {"method": "gibbs", "count": 0}, "expected 1 or more"),
+        ((UPPER,), {"method": "gibbs", "steps": 0}, "expected 1 or more"),
+        ((UPPER,), {"method": "gibbs", "start": np.zeros((3, 2))}, "3 examples for 2 chains"),
+        ((UPPER,), {"method": "gibbs", "start": np.zeros((2, 3))}, "start: got"),
+        *(
+            ((LOWER, UPPER), {"save": save}, "^save: got .*, expected a file that ends in .npy")
+            for save in (5, True, "x.txt", "x.csv", ["x.npy"])
+        ),
         ((LOWER, UPPER), {"save": "no/x.npy"}, "expected a file in a folder that exists"),
         ((LOWER, UPPER), {"start": np.zeros((3, 3))}, "3 examples for 2 chains"),
     ],
@@ -311,7 +270,7 @@ def test_what_has_no_tempering_is_refused_before_any_step(monkeypatch, layers, a
     monkeypatch.setattr(gibbs.Levels, "step", lambda self: pytest.fail("a step was made"))
     assert kind_of("relu").energy is None
     with pytest.raises(DataError, match=message):
-        Stack(layers).sample(2, **{"method": "stacked", **arguments})
+        Stack(layers).sample(**{"count": 2, "method": "stacked", **arguments})
 
 
 def test_float32_loses_nothing_that_an_acceptance_needs():
@@ -324,3 +283,67 @@ def test_float32_loses_nothing_that_an_acceptance_needs():
     found = swap_cost(*single, np.float32(h), np.float32(v))[0]
     assert np.abs(expected).max() > 10
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
+
+
+# By Gibbs, of the top layer
+
+VISIBLE, HIDDEN = 5, 4
+
+
+def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, seed: int = 0) -> DenseLayer:
+    draws = np.random.default_rng(seed)
+    shapes = ((visible, hidden), (hidden,), (visible,))
+    return DenseLayer(*(draws.normal(size=shape).astype(np.float32) for shape in shapes))
+
+
+@pytest.mark.parametrize("start", [None, np.ones((4000, VISIBLE))])
+def test_long_chains_have_the_means_of_the_rbm(start):
+    layer = make_layer()
+    samples = Stack((layer,)).sample(4000, steps=60, start=start)
+    means = marginal(layer) @ states(VISIBLE)
+    # A probability lies in [0, 1], so that its standard deviation is 1/2 at most.
+    np.testing.assert_allclose(samples.mean(axis=0), means, atol=5 * 0.5 / np.sqrt(4000))
+
+
+@pytest.mark.parametrize("model", ["rbm", "autoencoder"])
+def test_the_top_dreams_and_the_layers_below_decode(model):
+    lower, top = replace(make_layer(7, VISIBLE, seed=1), model=model), make_layer()
+    dreams = Stack((top,)).sample(6, steps=5)
+    expected = 1 / (1 + np.exp(-(dreams @ lower.weight.T + lower.visible_bias)))
+    np.testing.assert_allclose(Stack((lower, top)).sample(6, steps=5), expected, rtol=1e-5)
+
+
+def test_a_chain_remembers_its_start():
+    stiff = DenseLayer(*(np.float32(x) for x in (200 * np.eye(4), [-100] * 4, [-100] * 4)))
+    start = np.eye(4, dtype=np.float32)
+    np.testing.assert_allclose(Stack((stiff,)).sample(4, steps=9, start=start), start, atol=1e-6)
+
+
+def test_the_seed_decides():
+    stack = Stack((make_layer(),))
+    np.testing.assert_array_equal(stack.sample(3, steps=4), stack.sample(3, steps=4))
+    assert (stack.sample(3, steps=4, seed=1) != stack.sample(3, steps=4)).any()
+
+
+def test_a_fine_tuned_top_is_refused():
+    layer = make_layer()
+    with pytest.raises(DataError, match="before fine-tuning"):
+        Stack((replace(layer, model="autoencoder"),)).sample(1)
+
+
+def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
+    """Without weights v ~ N(a, 1); the last way down keeps the means, which are a."""
+    arrays = map(np.float32, (np.zeros((2, 3)), [0, 0, 0], [0.5, -2]))
+    layer = DenseLayer(*arrays, visible_units="gaussian")
+    scaling = Scaling(np.float32([100, 0]), np.float32([10, 1]))
+    samples = Stack((layer,), scaling=scaling).sample(4, steps=3)
+    np.testing.assert_allclose(samples, [[105, -2]] * 4, rtol=1e-6)
+
+
+def test_the_joint_gaussian_of_linear_units_is_sampled():
+    """E = (v^2 + h^2) / 2 - w v h: v has variance 1 / (1 - w^2), its last mean w h."""
+    w, units = 0.6, {"hidden_units": "gaussian", "visible_units": "gaussian"}
+    layer = DenseLayer(*map(np.float32, ([[w]], [0], [0])), **units)
+    means = Stack((layer,)).sample(40_000, steps=25)
+    expected = w**2 / (1 - w**2)  # of w h, where h has the variance of v
+    assert means.var() == pytest.approx(expected, rel=5 * np.sqrt(2 / 40_000))
