@@ -123,9 +123,9 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
         if kind.can_stream:
             yield "streamed, one core", {"schedule": name, **streamed, "workers": 1}
     for name, kind in KINDS.items():
-        if kind.one_at_a_time and B > 1:
+        if kind.one_at_a_time and (B > 1 or in_pieces):
             options = {"schedule": name, "workers": P, "blas_threads": B}
-            yield f"{kind.candidate}, {'' if in_pieces else 'BLAS on '}{B} cores", options
+            yield f"{kind.candidate}, {P if in_pieces else f'BLAS on {B}'} cores", options
     if P == 1 or task.settings.runtime == "serial":
         return
     for name, kind in KINDS.items():

@@ -75,6 +75,8 @@ BOTH: dict[str, dict[str, Any]] = {
     "pooling by draws": {"layers": POOLED.format(":prob")},
     "bfloat16": {**ROUNDED, "persistent": True, "hidden_dropout": (0.5, 0, 0.2)},
     "bfloat16 denoising": ROUNDED | DENOISING,
+    # Layer 2 is wide enough for steps in pieces.
+    "pieces": {"layers": (16, 300, 300, 5), "batch_size": 50, "products": "own", "cd_steps": 2},
     "bfloat16 convolutions": {"layers": POOLED.format(""), **ROUNDED},
     "sparse counts": {"data": "sparse", "visible_units": "counts"},
     "sparse gaussian": {"data": "sparse", "visible_units": "gaussian", "sample_visible": True},

@@ -16,11 +16,10 @@ import pytest
 
 from syncpretrain.errors import StalledError
 from syncpretrain.kernels import native
-from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.kernels.program import SHARED_COUNTERS, Program, in_turn
 from syncpretrain.parallel import worker_pool as module
 from syncpretrain.parallel.step_sharing import StepSharing
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.parallel.waiting import store_counter, wait_for_counters
 from syncpretrain.parallel.worker_pool import WorkerPool
 
 WAIT = 20.0
@@ -129,7 +128,6 @@ def test_a_member_that_lingered_in_vain_is_woken_again():
 COMPILED = pytest.mark.skipif(
     native.extension is None, reason="the compiled kernels are not in use"
 )
-FORM = pytest.mark.parametrize("form", ["python", pytest.param("compiled", marks=COMPILED)])
 
 
 def scaling(form: str):
@@ -140,19 +138,17 @@ def scaling(form: str):
     return program if form == "compiled" else program.phases
 
 
-@FORM
 @pytest.mark.parametrize("stall", [0.0625, 0.25])
-def test_a_member_that_never_comes_is_told_after_the_time_given(form, stall, monkeypatch):
+def test_a_member_that_never_comes_is_told_after_the_time_given(stall, monkeypatch):
     monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
     with closing(WorkerPool(2, "test-pool", Timeouts(stall=stall, look=0.05))) as pool:
         with pytest.raises(StalledError, match=rf"of test-pool waited {stall:g} s for the others"):
-            pool.run(scaling(form), 2, 2)
+            pool.run(scaling("python"), 2, 2)
         with pytest.raises(StalledError):
-            pool.run(scaling(form), 2, 2)
+            pool.run(scaling("python"), 2, 2)
 
 
-@FORM
-def test_a_member_that_comes_late_but_in_time_is_no_stall(form, monkeypatch):
+def test_a_member_that_comes_late_but_in_time_is_no_stall(monkeypatch):
     """It is woken when the leader has waited for more than one look."""
     wake, late = WorkerPool._wake, []
 
@@ -162,32 +158,44 @@ def test_a_member_that_comes_late_but_in_time_is_no_stall(form, monkeypatch):
 
     monkeypatch.setattr(WorkerPool, "_wake", wake_late)
     with closing(WorkerPool(2, "test-pool", Timeouts(stall=WAIT, look=0.01))) as pool:
-        pool.run(scaling(form), 2, 2)
+        pool.run(scaling("python"), 2, 2)
         late[0].join(WAIT)
 
 
 @COMPILED
+def test_a_compiled_step_waits_for_no_member_that_never_comes(monkeypatch):
+    monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
+    program = scaling("compiled")
+    with closing(WorkerPool(2, "test-pool", Timeouts(stall=WAIT))) as pool:
+        for steps in range(1, 4):
+            pool.run(program, 2, 2)
+            done = [operations[0][1] for operations in program.operations[0]]
+            assert (np.array(done) == 8.0**steps).all()
+
+
+@COMPILED
+def test_a_member_that_takes_a_shard_and_never_ends_it_is_told(monkeypatch):
+    monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
+    with closing(WorkerPool(2, "test-pool", Timeouts(stall=0.1, look=0.05))) as pool:
+        pool._counters[0] = 1  # shards that are taken
+        with pytest.raises(StalledError, match=r"of test-pool waited 0\.1 s for the others"):
+            pool.run(scaling("compiled"), 2, 2)
+        with pytest.raises(StalledError):
+            pool.run(scaling("compiled"), 2, 2)
+
+
+@COMPILED
 def test_the_own_work_of_a_member_is_no_time_that_it_waits():
-    """The other arrives soon after this one: later than the limit after the phase began."""
-    limit, x = 0.5, np.ones((100, 1000), dtype=np.float32)
+    limit, x = 0.05, np.ones((100, 1000), dtype=np.float32)
     work, spent = [("means", x, np.zeros(1000, dtype=np.float32), "bernoulli")], 0.0
     while spent < 2 * limit:
         work *= 2
         begun = time.monotonic()
         Program([[work]], 0).work()
         spent = time.monotonic() - begun
-    counters = np.zeros(3, dtype=np.int64)  # broken, and the phases done by each member
-
-    def follow():
-        assert wait_for_counters(counters, 1, 1, 1, 0, WAIT, WAIT) == 0
-        assert wait_for_counters(counters, 2, 1, 1, 0, 0.0, limit / 5) == 2, "a moment later"
-        store_counter(counters, 2, 1)
-
-    other = threading.Thread(target=follow)
-    other.start()
-    program = Program([[work, []]], 0)
-    found = program.work(0, 2, counters, first=1, broken=0, timeout_seconds=limit)
-    other.join(WAIT)
+    counters = np.zeros(SHARED_COUNTERS + 1, dtype=np.int64)
+    own = {"base": 0, "broken": SHARED_COUNTERS, "is_owner": True}
+    found = Program([[work], [work]], 0).share(counters, timeout_seconds=limit, **own)
     assert found == 0, "reached, not late"
 
 

@@ -19,6 +19,7 @@ from syncpretrain.parallel import precision_choice
 from syncpretrain.parallel.precision_choice import resolve_products
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
+from syncpretrain.pretraining.build import threads_of
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.settings.architecture import read_architecture
@@ -88,6 +89,31 @@ def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch, taken):
     assert taken["matmul"] == 0
 
 
+@pytest.mark.parametrize(
+    ("threads", "changes"),
+    [
+        (3, {}),
+        (3, {"runtime": "processes", "handoff": "minibatch"}),
+        (1, {"workers": 1}),
+        (1, {"runtime": "serial", "workers": None}),
+        (1, {"runtime": "mpi", "workers": None}),
+        (1, {"products": "blas"}),
+        (1, {"batch_size": 40}),
+        (1, {"layers": (20, 300), "batch_size": 1000}),
+        (1, {"model": "autoencoder"}),
+        (1, {"hidden_units": "relu"}),
+        (1, {"visible_units": "gaussian:20,softmax:28x10"}),
+        (1, {"centred": True}),
+        (2, {"replicas": 2, "shards": 2}),
+        (1, {"shards": 2}),
+    ],
+)
+def test_every_worker_may_take_pieces_of_steps_that_have_the_same_bits_then(threads, changes):
+    wide = {"layers": (300, 300), "batch_size": 50, "products": "own", "workers": 3}
+    settings = settings_from(**(wide | changes)).pretrain
+    assert threads_of(settings, 1) == threads
+
+
 def test_own_products_train_like_those_of_the_blas():
     stacks = [pretrain(X, **(BASE | {"products": name})) for name in ("own", "blas")]
     own, blas = (stack.layers[0].weight for stack in stacks)
@@ -153,7 +179,9 @@ class TestAuto:
             ("own", {}),
             ("own", {"handoff": "minibatch"}),
             ("own", {"model": "denoising", "hidden_units": "tanh"}),
-            ("blas", {"schedule": "greedy"}),
+            ("own", {"schedule": "greedy"}),
+            ("blas", {"schedule": "greedy", "persistent": True}),
+            ("blas", {"schedule": "greedy", "model": "autoencoder"}),
             ("blas", {"layers": (300, 20)}),
         ],
     )
@@ -178,6 +206,19 @@ class TestAuto:
                 rbms.partial_fit(part)
             found.add(rbms.stack_.parameters_sha256)
         assert len(found) == 1
+
+    def test_a_plan_times_pieces_of_wide_layers(self):
+        settings = settings_from((300, 300, 10), batch_size=50).pretrain
+        found = plan_for(Task(settings, 60, 0), workers=2, measure_seconds=0)
+        assert list(found.timings.layers[0].sharded) == [("pieces", 2)]
+        assert not found.timings.layers[1].sharded
+        names = [candidate.name for candidate in found.candidates]
+        assert "greedy, 2 cores" in names
+        assert not [name for name in names if "split" in name]
+        two, one = found.timings.layers[0].sharded["pieces", 2], found.timings.layers[0].step
+        greedy = dict(zip(names, found.candidates, strict=True))
+        gained = greedy["greedy, one core"].seconds > greedy["greedy, 2 cores"].seconds
+        assert gained == (two[2] < one)
 
     def test_a_plan_of_sparse_rows(self):
         settings = settings_from((300, 300), batch_size=20, sparse=True).pretrain
