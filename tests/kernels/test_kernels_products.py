@@ -280,7 +280,7 @@ PROGRAMS += [(PRECISIONS["bfloat16"].operation, CASES[len(FLOAT32_FORMS)])] if C
 
 
 @pytest.mark.usefixtures("usual_form")
-@pytest.mark.parametrize(("operation", "case"), PROGRAMS, ids=str)
+@pytest.mark.parametrize(("operation", "case"), PROGRAMS, ids=[case.told() for _, case in PROGRAMS])
 @pytest.mark.parametrize("shape", [(5, 8, 3), (50, 130, 66), (20, 1030, 40)])
 def test_compiled_and_interpreted_programs_have_the_bits_of_the_definition(shape, operation, case):
     a, b = case.factors(*shape)
