@@ -88,6 +88,9 @@ BOTH: dict[str, dict[str, Any]] = {
     "sampled input of convolutions": {"layers": POOLED.format(""), "sample_input": True},
     "chains": CHAINS,
     "chains of blocks": {"data": "mixed", "visible_units": MIXTURE, **CHAINS},
+    "chains of convolutions": {
+        **{"layers": POOLED.format(""), "persistent": True, "hidden_dropout": (0.3, 0.2, 0)},
+    },
     "chains, missing": {"data": "holes", **CHAINS},
     "chains, sparse counts": {"data": "sparse", "visible_units": "counts", **CHAINS},
     "blocks of an autoencoder": {"data": "mixed", "visible_units": MIXTURE, "model": "autoencoder"},
