@@ -1,8 +1,9 @@
 """A pool of worker threads that run the shards of a step's phases at the same time.
 
 The calling thread is the worker of rank 0. It calls :meth:`WorkerPool.run`, step after step, and
-the others run their shards of every phase. Which worker runs a shard changes no bit of the result,
-so their number may change between two steps.
+the others run their shards of every phase. Of a compiled step each takes the next shard that none
+has taken: on a busy machine nobody waits there for a worker that has not come yet. Which worker
+runs a shard changes no bit of the result, so their number may change between two steps.
 
 Guarantees:
 

@@ -13,7 +13,7 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.arrays import FLOAT_BYTES
 from syncpretrain.planning.simulate import EpochCost, Simulated, StreamCost, play_stream, simulate
 from syncpretrain.planning.timings import GPU, PIECES, LayerTimings, Timings, sizes
-from syncpretrain.pretraining.build import build_schedule, threads_of
+from syncpretrain.pretraining.build import build_schedule, threads_of, threads_of_layers
 from syncpretrain.pretraining.memory import pretraining_bytes, stream_size
 from syncpretrain.schedule.kinds import SCHEDULES
 from syncpretrain.settings import PretrainSettings
@@ -209,12 +209,7 @@ def simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simul
     # As if every version woke its reader: by how much versions will differ is not known.
     waking = replace(settings, refresh_when=(ALWAYS,) * len(costs))
     schedule = build_schedule(waking, slots=slots)
-    return simulate(schedule, costs, workers=workers, replicas=_threads(settings))
-
-
-def _threads(settings: PretrainSettings) -> list[int]:
-    """Return how many threads may work on a step of each layer."""
-    return [threads_of(settings, layer) for layer in range(1, len(settings.layers))]
+    return simulate(schedule, costs, workers=workers, replicas=threads_of_layers(settings))
 
 
 def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -> EpochCost:
@@ -259,7 +254,7 @@ def _simulated_stream(task: Task, settings: PretrainSettings, timings: Timings) 
         ring=ring,
         block=block,
         workers=settings.workers or 1,
-        replicas=_threads(settings),
+        replicas=threads_of_layers(settings),
     )
     return run._replace(epochs=settings.epochs, buffers=(0,) * len(costs))
 

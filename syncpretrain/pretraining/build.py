@@ -108,6 +108,11 @@ def threads_of(settings: PretrainSettings, layer: int) -> int:
     return workers_of(settings) if pieces else settings.replicas[layer - 1]
 
 
+def threads_of_layers(settings: PretrainSettings) -> list[int]:
+    """Return :func:`threads_of` each layer, from the lowest up."""
+    return [threads_of(settings, layer) for layer in range(1, len(settings.layers))]
+
+
 def rank_shares(settings: PretrainSettings) -> RankShares:
     """Return how many ranks may share each layer: its replicas, split by examples or units."""
     numbered = enumerate(settings.replicas, start=1)

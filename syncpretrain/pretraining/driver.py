@@ -165,8 +165,7 @@ class Pretraining(Driver):
         settings = self.settings
         self._backend = build.backend_of_layers(settings)
         self._workers = workers_of(settings)
-        numbers = range(1, len(settings.layers))
-        self._threads = [build.threads_of(settings, layer) for layer in numbers]
+        self._threads = build.threads_of_layers(settings)
         self.slots = min(self._workers, len(settings.layers) - 1)
         self._workers_per_layer: dict[int, int] = {}
         self._schedule = build.build_schedule(settings, slots=self.slots, replay=self._replay)

@@ -23,7 +23,12 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import Layer
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.pretraining import memory
-from syncpretrain.pretraining.build import backend_of_layers, build_layer, rank_shares, threads_of
+from syncpretrain.pretraining.build import (
+    backend_of_layers,
+    build_layer,
+    rank_shares,
+    threads_of_layers,
+)
 from syncpretrain.pretraining.runtimes import workers_of
 from syncpretrain.pretraining.training import Driver, Watch
 from syncpretrain.schedule.kinds import Reads
@@ -155,7 +160,7 @@ class StreamedPretraining(Driver):
     def _build(self, data: Split) -> None:
         settings = self.settings
         self._backend = backend_of_layers(settings)
-        self._threads = [threads_of(settings, i) for i in range(1, len(settings.layers))]
+        self._threads = threads_of_layers(settings)
         self.slots = min(workers_of(settings), sum(self._threads))
         self._data = Split(data.train, data.validation[:PROBE_ROWS])
         self._steps = steps = steps_per_epoch(len(data.train), settings.batch_size)

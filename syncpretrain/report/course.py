@@ -18,6 +18,7 @@ from syncpretrain.planning.candidates import Candidate, Task, candidates
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.plot import course
 from syncpretrain.plot.canvas import colour_of
+from syncpretrain.pretraining.build import threads_of_layers
 from syncpretrain.report.section import (
     Section,
     details,
@@ -265,7 +266,9 @@ def _refusal(run: RunRecord, settings: PretrainSettings) -> str:
         how = "differ from the steps of the others; 'syncpretrain plan' measures them"
         return f"The steps of schedule {settings.schedule} {how}."
     one_at_a_time = SCHEDULES[settings.schedule].one_at_a_time
-    if max(settings.replicas) > 1 or (one_at_a_time and (settings.blas_threads or 1) > 1):
+    taken = {} if run.stack is None else run.stack.info.get("pretrain", {})
+    settings = msgspec.structs.replace(settings, products=taken.get("products", settings.products))
+    if max(threads_of_layers(settings)) > 1 or (one_at_a_time and (settings.blas_threads or 1) > 1):
         return (
             "The steps of this run were shared by several cores, so that the time of one core is"
             " not known; 'syncpretrain plan' measures it."

@@ -53,6 +53,8 @@ def folder(tmp_path_factory, bits):
     run("free", pace="free", **bare)
     run("streamed", handoff="minibatch", **bare)
     run("async", schedule="async", replicas=2, epochs=2, finetune={})
+    wide = {"layers": (16, 300, 300, 4), "batch_size": 50, "products": "own"}
+    run("in pieces", workers=2, **wide, **bare)
     with pytest.raises(RuntimeError):
         dies = DieAt(EpochFinished, 3, error=RuntimeError("<b>no more & done</b>"))
         run("failed", observers=[dies], **bare)
@@ -101,6 +103,7 @@ WORDS = [
     ("free", "greedy, one core"),
     ("free", "streamed, one core"),
     ("streamed", "Layers trained on each other's minibatches"),
+    ("in pieces", "The steps of this run were shared by several cores"),
     ("async", "The steps of schedule async differ from the steps of the others"),
     ("convolution", "of the validation examples get a wrong class"),
     ("convolution", "3 of 3 filters of layer 1"),
