@@ -79,7 +79,7 @@ def measure(
         kinds = bench.layers(task.examples, most)
         once = list({id(own): own for own in kinds}.values())
         _time(once, seconds, most - (perf_counter() - started))
-    layers = tuple(own.timings(bench.crowd, threads) for own in kinds)
+    layers, threads = tuple(own.timings(bench.crowd, bench.threads) for own in kinds), bench.threads
     if any(x.blas_step is None or (x.transform and x.blas_transform is None) for x in layers):
         threads = 1  # what BLAS takes with more was not measured
     notes = probes.notes_on(once, most)
@@ -134,6 +134,8 @@ class _Bench:
         self._samples: list[probes.Sample] = []
         layers = range(1, len(self.settings.layers))
         self._pieces = [build.has_pieces(self.settings, layer) for layer in layers]
+        if any(self._pieces):
+            self.threads = 1  # the workers have the cores, not the BLAS
         others = min(self.workers, len(self.settings.layers) - 1) - 1
         # A layer's step is slowed by what else is at work; a line through one count gives others.
         self.crowd = (self.workers - 1) / others if others else 0.0
