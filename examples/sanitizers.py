@@ -246,7 +246,8 @@ def an_operation(draws: Draws, slot: int, disturbs: bool) -> tuple[Any, ...]:
         arrays = [disturbed(draws, array) for array in arrays]
     is_wrong = disturbs and draws.random() < 0.2
     others = {"shape": shape, "units": one(draws, *NAMES[:4]), "slot": slot + 1000 * is_wrong}
-    others |= {"shard": one(draws, 0, 3, 1 | 3 << 32), "examples": one(draws, 1, 7, 2**20)}
+    others |= {"shard": one(draws, 0, 3, 1 | 3 << 32), "block": one(draws, 0, 5, 2**40)}
+    others |= {"examples": one(draws, 1, 7, 2**20)}
     others |= {"number": one(draws, 0, 0.1, 0.9, -1, 1e300, math.nan), "flag": one(draws, 0, 1)}
     for what, end in (("filter", shape.filters), ("channel", shape.channels)):
         first, last = np.sort(draws.integers(0, end + 1, 2)).tolist()

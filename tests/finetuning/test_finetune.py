@@ -51,7 +51,10 @@ def tuned(stack=None, X=None, **settings):
 
 @pytest.mark.parametrize("split", ["units", "examples"])
 def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(split, monkeypatch):
-    monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
+    def take_a_shard(self, rank):
+        self._counters[0] += 1  # and never end it
+
+    monkeypatch.setattr(WorkerPool, "_wake", take_a_shard)
     with pytest.raises(StalledError, match=r"syncpretrain-finetune waited 0\.25 s"):
         tuned(shards=2, replicas=2, split=split, stall_seconds=0.25)
 

@@ -138,12 +138,6 @@ def test_pieces_have_the_bits_of_the_whole_step(pieces, cd_steps, rows, hidden, 
     assert_same_bits(whole, cut)
 
 
-@pytest.mark.parametrize("changed", [{"products": "blas"}, {"hidden_units": "relu"}])
-def test_what_has_other_bits_in_pieces_is_not_cut(changed):
-    rbm = make("rbm", **{"products": "own", **changed})
-    assert len(step_for(rbm, 1, "units", threads=2).own) == 1
-
-
 @pytest.mark.parametrize("shards", [2, 3, 4])
 @pytest.mark.parametrize("split", ["units", "examples"])
 @pytest.mark.parametrize("cd_steps", [1, 2])
