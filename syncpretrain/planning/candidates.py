@@ -115,7 +115,7 @@ def _named_candidates(task: Task, timings: Timings) -> Iterator[tuple[str, dict[
     deep = len(timings.layers) > 1
     has_filters = bool(task.settings.architecture)
     splits: Sequence[str] = ("examples", "filters", "hybrid") if has_filters else DENSE_SPLITS
-    in_pieces = any((PIECES, P) in layer.sharded for layer in timings.layers)
+    in_pieces = any(cut == PIECES for layer in timings.layers for cut, _ in layer.sharded)
     splits = () if in_pieces else splits  # every free worker takes pieces of any layer's step
     for name, kind in KINDS.items():
         blas = {"blas_threads": 1} if kind.one_at_a_time else {}

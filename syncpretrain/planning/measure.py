@@ -133,8 +133,8 @@ class _Bench:
         self._steps: list[probes.Steps] = []
         self._samples: list[probes.Sample] = []
         layers = range(1, len(self.settings.layers))
-        self._pieces = [build.has_pieces(self.settings, layer) for layer in layers]
-        if any(self._pieces):
+        self._pieces = [min(self.workers, build.pieces_of(self.settings, i)) for i in layers]
+        if max(self._pieces) > 1:
             self.threads = 1  # the workers have the cores, not the BLAS
         others = min(self.workers, len(self.settings.layers) - 1) - 1
         # A layer's step is slowed by what else is at work; a line through one count gives others.
@@ -199,9 +199,10 @@ class _Bench:
             held_out=len(held_out) / self.held_out if self.held_out else 1.0,
             parts={n: probes.Probe(steps.work(rows=min(n, rows))) for n in self.parts},
         )
-        splits = ("examples", "units" if is_dense else "filters")
-        for split in (PIECES,) if any(self._pieces) else splits:
-            for shards in sizes(self.workers):
+        in_pieces = max(self._pieces) > 1
+        counts = [self._pieces[i]] if in_pieces else sizes(self.workers)
+        for split in (PIECES,) if in_pieces else ("examples", "units" if is_dense else "filters"):
+            for shards in counts:
                 sharded = self._cut(i, split, shards)
                 if sharded is not None:
                     found.sharded[split, shards] = {
@@ -229,7 +230,7 @@ class _Bench:
         """Return a layer's step in shards or pieces; None if it cannot be cut so."""
         learner, rows = self._steps[i].learner, self._samples[i].rows
         if split == PIECES:
-            return build.step_for(learner, 1, split, threads=shards) if self._pieces[i] else None
+            return build.step_for(learner, 1, split, threads=shards) if shards > 1 else None
         permitted = {
             "examples": shards <= rows,
             "units": build.is_plain(learner) and shards <= min(learner.weight.shape),

@@ -90,22 +90,23 @@ def layer_plans(settings: PretrainSettings) -> list[LayerPlan]:
     return list(map(LayerPlan, settings.epochs, settings.refresh_epochs, drifts))
 
 
-WORTH_PIECES = 1 << 22  # multiplications of a product: threads wait too long in smaller steps
+WORTH_A_PIECE = 1 << 21  # multiplications of a product: for fewer, threads wait too long
 
 
-def has_pieces(settings: PretrainSettings, layer: int) -> bool:
-    """Return whether the steps of a layer have the same bits in any pieces, and are worth some."""
+def pieces_of(settings: PretrainSettings, layer: int) -> int:
+    """Return how many pieces a step of a layer is worth; 1 if its bits depend on their number."""
     shape, own = settings.shapes[layer - 1], settings.of_layer(layer)
     is_own = settings.model == "rbm" and settings.products == "own" and own.is_divisible
     is_whole = settings.shards_of(layer) == 1 and settings.runtime in ("threads", "processes")
-    is_wide = shape.weights >= WORTH_OWN and settings.batch_size * shape.weights >= WORTH_PIECES
-    return is_own and is_whole and is_wide and type(shape) is DenseShape
+    is_wide = type(shape) is DenseShape and shape.weights >= WORTH_OWN
+    work = settings.batch_size * shape.weights
+    return max(1, work // WORTH_A_PIECE) if is_own and is_whole and is_wide else 1
 
 
 def threads_of(settings: PretrainSettings, layer: int) -> int:
     """Return how many threads may work on a step of a layer: its replicas, or on pieces all."""
-    pieces = has_pieces(settings, layer)
-    return workers_of(settings) if pieces else settings.replicas[layer - 1]
+    pieces = pieces_of(settings, layer)
+    return min(workers_of(settings), pieces) if pieces > 1 else settings.replicas[layer - 1]
 
 
 def threads_of_layers(settings: PretrainSettings) -> list[int]:

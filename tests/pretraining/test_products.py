@@ -92,8 +92,9 @@ def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch, taken):
 @pytest.mark.parametrize(
     ("threads", "changes"),
     [
-        (3, {}),
-        (3, {"runtime": "processes", "handoff": "minibatch"}),
+        (2, {}),
+        (3, {"batch_size": 100}),
+        (2, {"runtime": "processes", "handoff": "minibatch"}),
         (1, {"workers": 1}),
         (1, {"runtime": "serial", "workers": None}),
         (1, {"runtime": "mpi", "workers": None}),
