@@ -112,8 +112,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         """Return X with its missing values, NaN, filled in as :meth:`syncpretrain.Stack.impute`."""
         check_is_fitted(self)
         rows = self._rows(X, reset=False)
-        filled: Matrix = self.stack_.impute(rows).astype(rows.dtype, copy=False)
-        return filled
+        return self.stack_.impute(rows).astype(rows.dtype, copy=False)
 
     @property
     def _n_features_out(self) -> int:
