@@ -204,8 +204,7 @@ class StackPredictor(StackEstimator):
         asks = self._is_to_ask(self._seen(X)[0], len(targets.rows), outputs)
         train = self._taught if asks else self._trained
         self.stack_ = train(X, targets, seed, objective)
-        for sentence in self.stack_.info.get("verdict", ()):
-            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+        self._warn()
 
     def _trained(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
         """Return a stack, pretrained and fine-tuned."""

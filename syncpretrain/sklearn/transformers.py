@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
+from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.models.layer import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
@@ -73,10 +72,6 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
     def _fit(self, X: Matrix, seed: int) -> None:
         self.stack_ = self._pretrained_on(X, seed)
         self._warn()
-
-    def _warn(self) -> None:
-        for sentence in self.stack_.info.get("verdict", ()):
-            warnings.warn(sentence, PoorResultWarning, stacklevel=4)
 
     def _check_odds(self) -> None:
         """Refuse log-odds of units that have none, before anything is trained."""
