@@ -505,8 +505,7 @@ def _affine(head: Head, weight: Matrix, bias: Matrix) -> Head:
 
 def _names(labels: NDArray[np.generic]) -> Classes:
     """Return labels as a head has them: texts or whole numbers; truth values become numbers."""
-    values: Any = labels.tolist()
-    names: tuple[Any, ...] = tuple(x if isinstance(x, str) else int(x) for x in values)
+    names: tuple[Any, ...] = tuple(x if isinstance(x, str) else int(x) for x in labels.tolist())
     return names
 
 
