@@ -156,6 +156,9 @@ class StreamPool(Closing):
             else:
                 tired = not self._help(*task)
 
+    def _report(self, result: EpochResult | BaseException) -> None:
+        self._results.put(result)
+
     def _process(self, block: Block) -> None:
         layer, sharing = self._layers[block.layer - 1], self._sharing[block.layer - 1]
         try:
@@ -166,7 +169,7 @@ class StreamPool(Closing):
                 with self._changed:
                     self._is_resting = self._rests
             for result in results:
-                self._results.put(result)
+                self._report(result)
             with self._changed:
                 self._schedule.done(block, layer.plan)
                 self._call_all()
@@ -220,7 +223,7 @@ class StreamPool(Closing):
         return None
 
     def _fail(self, layer: int, epoch: int, error: BaseException) -> None:
-        self._results.put(failure_of(layer, epoch, error))
+        self._report(failure_of(layer, epoch, error))
         self.stop()
 
     def _should_stop(self) -> bool:
