@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -509,22 +510,19 @@ def enable_access(cupy: Any, devices: Sequence[int]) -> None:
     """
     # Access has a direction, from the current device to another one: so both orders of each pair.
     runtime = cupy.cuda.runtime
-    for device in devices:
-        for peer in devices:
-            if peer == device:
-                continue
-            if not runtime.deviceCanAccessPeer(device, peer):
-                raise SettingsError(
-                    f"replicas: got {len(devices)} GPUs for a layer, but GPU {device} cannot read"
-                    f" the memory of GPU {peer}. Take replicas 1 with the same number of shards,"
-                    " whose result is the same"
-                )
-            with cupy.cuda.Device(device):
-                try:
-                    runtime.deviceEnablePeerAccess(peer)
-                except runtime.CUDARuntimeError as error:
-                    if error.status != ALREADY_ENABLED:
-                        raise
+    for device, peer in permutations(devices, 2):
+        if not runtime.deviceCanAccessPeer(device, peer):
+            raise SettingsError(
+                f"replicas: got {len(devices)} GPUs for a layer, but GPU {device} cannot read the"
+                f" memory of GPU {peer}. Take replicas 1 with the same number of shards, whose"
+                " result is the same"
+            )
+        with cupy.cuda.Device(device):
+            try:
+                runtime.deviceEnablePeerAccess(peer)
+            except runtime.CUDARuntimeError as error:
+                if error.status != ALREADY_ENABLED:
+                    raise
 
 
 class CudaPeers(CudaForms):

@@ -29,7 +29,7 @@ import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Any
 
@@ -291,21 +291,18 @@ class CupyBackend(Backend):
         """Give memory back, of pinned buffers too: CuPy would keep it for this process."""
         # Arrays in a circle of references are free only after a collection.
         gc.collect()
-        try:
+        # After an error of a kernel every call fails. This runs while that first error is being
+        # raised, and must not take its place.
+        with suppress(self.xp.cuda.runtime.CUDARuntimeError):
             for device in self._devices:
                 with self.xp.cuda.Device(device):
                     self.xp.get_default_memory_pool().free_all_blocks()
             self.xp.get_default_pinned_memory_pool().free_all_blocks()
-        except self.xp.cuda.runtime.CUDARuntimeError:
-            # After an error of a kernel every call fails. This runs while that first error is being
-            # raised, and must not take its place.
-            return
 
     def _free_of(self, device: int) -> int:
         # What CuPy's pool keeps unused is not free to CUDA, but to new arrays it is.
         with self.xp.cuda.Device(device) as own:
-            free: int = own.mem_info[0] + self.xp.get_default_memory_pool().free_bytes()
-        return free
+            return int(own.mem_info[0] + self.xp.get_default_memory_pool().free_bytes())
 
     def synchronize(self) -> None:
         """Wait for all streams of the GPU."""

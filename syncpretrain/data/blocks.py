@@ -153,8 +153,7 @@ class ByteRows:
 
 def bytes_of(rows: Any) -> int:
     """Return the bytes of memory that dense rows take; rows of a file count as float32."""
-    size: int = rows.nbytes if hasattr(rows, "nbytes") else 4 * rows.size
-    return size
+    return int(rows.nbytes if hasattr(rows, "nbytes") else 4 * rows.size)
 
 
 def in_bytes(rows: Any) -> Any:

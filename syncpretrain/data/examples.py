@@ -106,8 +106,7 @@ def as_examples(X: ArrayLike, name: str) -> NDArray[Any]:
         If X is something else.
     """
     if isinstance(X, SparseRows) or hasattr(X, "toarray"):
-        rows: Any = X if isinstance(X, SparseRows) else rows_of_matrix(X, name)
-        return rows  # type: ignore[no-any-return]
+        return X if isinstance(X, SparseRows) else rows_of_matrix(X, name)  # type: ignore[return-value]
     # There are none before the module is imported, which takes as long as reading small data. Where
     # another thread is importing it, there is a module, and no such class yet.
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
@@ -278,7 +277,7 @@ def check_visible(X: ArrayLike, name: str, units: str, *, missing: bool = True) 
         raise DataError(
             f"{name}: got {array.shape[1]} columns, expected {kind.blocks.width}, those of {units}"
         )
-    if isinstance(array, SparseRows) and kind.blocks.are_counts:
+    if isinstance(array, SparseRows) and kind.are_counts:
         whole = (array.data >= 0) & (array.data == np.floor(array.data))
         array.check(whole, partial(_check_parts, kind.blocks.parts, name))
         return array

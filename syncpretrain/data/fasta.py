@@ -114,5 +114,4 @@ def _codes(letters: NDArray[np.uint32]) -> NDArray[np.int32]:
     for code, letter in enumerate(AMINO_ACIDS + GAP):
         codes[ord(letter)] = code
     codes[ord(".")] = codes[ord(GAP)]
-    found: NDArray[np.int32] = codes[np.minimum(letters, 128)]
-    return found
+    return codes[np.minimum(letters, 128)]

@@ -102,9 +102,7 @@ class Minibatches:
         Exception
             Whatever the source itself raises.
         """
-        source: Any = self.source
-        if not hasattr(source, "__iter__"):
-            source = source(number)
+        source = self.source if hasattr(self.source, "__iter__") else self.source(number)
         try:
             return iter(source)
         except TypeError:

@@ -14,6 +14,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,10 +243,8 @@ def _read_folder(folder: Path) -> Digits:
 
 
 def _cached_or_downloaded(folder: Path) -> tuple[Digits, tuple[str, ...]]:
-    try:
+    with suppress(DataError):  # missing, or damaged: fetched again
         return _read_folder(folder), ()
-    except DataError:
-        pass  # missing, or damaged: fetched again
     for name, sha256 in SUMS.items():
         path = _find_file(folder, name)
         if path is None or not fetch.passes(read_idx, path, sha256=sha256):

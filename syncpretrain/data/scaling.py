@@ -59,16 +59,11 @@ class Scaling:
     @classmethod
     def for_units(cls, X: Any, units: str) -> Scaling | None:
         """Return the scaling of the Gaussian columns of visible units; None if none is Gaussian."""
-        kind = kind_of(units)
-        if kind.blocks is None:
-            return None if kind.is_unit_interval else cls.of(X)
-        if not kind.blocks.normal:
+        normal = kind_of(units).normal_columns(np, X.shape[1])
+        if not normal.any():
             return None
-        found, shift, scale = cls.of(X), np.zeros(X.shape[1], "f4"), np.ones(X.shape[1], "f4")
-        for part in kind.blocks.normal:
-            shift[part.columns] = found.shift[part.columns]
-            scale[part.columns] = found.scale[part.columns]
-        return cls(shift, scale)
+        found, zero, one = cls.of(X), np.float32(0), np.float32(1)
+        return cls(np.where(normal, found.shift, zero), np.where(normal, found.scale, one))
 
     @classmethod
     def _of_known(cls, X: NDArray[np.float32]) -> Scaling:
@@ -95,9 +90,7 @@ class Scaling:
     @property
     def divisor(self) -> NDArray[np.float32]:
         """The divisor of each column: infinity for a constant column, which becomes 0."""
-        divisor: NDArray[np.float32] = self.scale.copy()
-        divisor[self.constant] = np.inf
-        return divisor
+        return np.where(self.constant, np.float32(np.inf), self.scale)
 
     def marking(self) -> Scaling:
         """Return the scaling that turns any new value of a constant column into 10.
@@ -216,11 +209,6 @@ def spread(X: Any) -> float:
     """Return the squared distance of a row to the mean row, averaged over rows."""
     mean, total = column_means(X), 0.0
     for block in blocks_of(X):
-        total += _squared_distance(block, mean)
+        difference = block - mean
+        total += float(np.square(difference, out=difference).sum())
     return total / len(X)
-
-
-def _squared_distance(block: Any, mean: Any) -> float:
-    """Return the squared distance of all rows to the mean, with one temporary array."""
-    difference = block - mean
-    return float(np.square(difference, out=difference).sum())

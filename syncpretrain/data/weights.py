@@ -77,8 +77,7 @@ def weighted_means(X: Any, weights: NDArray[Any], *, missing: bool) -> NDArray[n
         total += own @ block
         lost = np.signbit(block) & (block == 0)  # the mark of a missing value
         mass += own @ ~lost if missing else own.sum()
-    means: NDArray[np.float64] = total / np.where(mass, mass, 1)
-    return means
+    return total / np.where(mass, mass, 1)
 
 
 def sequence_weights(
@@ -145,8 +144,7 @@ def sequence_weights(
             near[one] += close.sum(axis=1)
             if other != one:
                 near[other] += close.sum(axis=0)
-    weights: NDArray[np.float64] = 1 / near
-    return weights
+    return 1 / near
 
 
 def _sites(X: ArrayLike, units: str | None) -> NDArray[Any]:

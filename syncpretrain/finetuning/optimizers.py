@@ -179,10 +179,8 @@ def adam(network: Network, *, weight_decay: float = 0.0) -> Descent:
     def moves(parameters: Array, gradients: Array, *moments: Array) -> list[Operation]:
         return [("adam_step", parameters, gradients, *moments)]
 
-    def numbers(rate: float, step: int) -> tuple[float, ...]:
-        return adam_rates(step, rate)
-
-    return Descent(network, Update(state, moves, numbers, Rule("adam")), weight_decay=weight_decay)
+    update = Update(state, moves, lambda rate, step: adam_rates(step, rate), Rule("adam"))
+    return Descent(network, update, weight_decay=weight_decay)
 
 
 def scheduled(schedule: str, done: float) -> float:

@@ -38,7 +38,7 @@ def draw_noise(draws: Any, units: str, *, out: Array) -> Array:
     if kind.noise is None:
         raise ValueError(f"got {units} units; expected units that have states")
     draw = draws.random if kind.noise == "uniform" else draws.standard_normal
-    if kind.blocks is not None and kind.blocks.are_counts:
+    if kind.are_counts:
         draw(out=out[:1], dtype=np.float32)  # a seed: see draw_words
         return out
     if out.flags.c_contiguous and out.dtype == np.float32:

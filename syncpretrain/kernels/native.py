@@ -108,8 +108,7 @@ def bfloat16_order() -> str:
     """
     if extension is None:
         return "numpy"
-    usual: str = extension.bfloat16_forms()[0]
-    return usual.removeprefix("portable ")
+    return str(extension.bfloat16_forms()[0]).removeprefix("portable ")
 
 
 def available() -> bool:

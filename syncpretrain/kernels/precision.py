@@ -42,8 +42,7 @@ def multiply_bfloat16(a: Array, b: Array, *, out: Array | None = None) -> Array:
 
     Factors that are not float32 are rounded to that before.
     """
-    product: Array = np.matmul(rounded(a), rounded(b), out=out)
-    return product
+    return np.matmul(rounded(a), rounded(b), out=out)
 
 
 @accelerated
@@ -89,8 +88,7 @@ def multiply_tf32(a: Array, b: Array, *, out: Array | None = None) -> Array:
     Factors that are not float32 are rounded to that before. How a device rounds numbers that lie
     between two is its own.
     """
-    product: Array = np.matmul(rounded_tf32(a), rounded_tf32(b), out=out)
-    return product
+    return np.matmul(rounded_tf32(a), rounded_tf32(b), out=out)
 
 
 def rounded_tf32(x: Array) -> NDArray[np.float32]:

@@ -48,7 +48,8 @@ class BaseAutoencoder(Learner):
         self.backend.gather(X, rows, out=x)
         known = conditions_of(x, settings.visible_units, missing=settings.missing)
         if self._changes_input:
-            self._corrupt(x, epoch, step, out=z)
+            np.copyto(z, x)
+            self.corrupt(z, self.address(Purpose.CORRUPTION, epoch, step))
         if known is not None and known.known is not None:
             z *= known.known  # noise on what is missing would be read
         self._encode(z, out=code)
@@ -75,10 +76,6 @@ class BaseAutoencoder(Learner):
     def hidden_means(self, n: int) -> Array | None:
         """Return the code of the plain input; None with noise on the input."""
         return None if self.settings.corruption is not None else self._h_delta_and_h[n : 2 * n]
-
-    def _corrupt(self, x: Array, epoch: int, step: int, *, out: Array) -> None:
-        np.copyto(out, x)
-        self.corrupt(out, self.address(Purpose.CORRUPTION, epoch, step))
 
     def corrupt(self, x: Array, address: Address) -> None:
         """Put noise on rows of x, in place, if the settings have a corruption."""

@@ -129,8 +129,7 @@ class ConvolutionalRBM(Convolutional, BaseRBM):
     def _visible_biases(self) -> Array:
         pixels = self._shape.height * self._shape.width
         tiled = np.repeat if self._shape.channels_first else np.tile
-        biases: Array = tiled(self.visible_bias, pixels)
-        return biases
+        return tiled(self.visible_bias, pixels)
 
     def _fill(self, v: Array, h: Array, n: int, examples: float) -> None:
         shape, (dW, da, db) = self.maps, self.gradients

@@ -306,8 +306,7 @@ class RBM(BaseRBM):
         if (cost := settings.sparsity_cost) and self._is_counted:
             own: dict[str, Any] = {"dW": dW, "db": db, "examples": examples}
             cd.sparsity_step(v[:n], h[:n], self._activity, target=self._target, cost=cost, **own)
-        blocks = kind_of(settings.visible_units).blocks
-        if blocks is not None and not blocks.has_bias:
+        if kind_of(settings.visible_units).are_counts:
             db.fill(0)
 
     def weigh_rows(self, weights: Array) -> None:
@@ -340,9 +339,8 @@ class RBM(BaseRBM):
         ``seen`` takes the means of these rows, by which the update moves the offsets.
         """
         visible, begun = len(da), self._offsets[-1]
-        blocks = kind_of(self.settings.visible_units).blocks
         if begun:  # without hidden biases nothing can take the place of visible offsets
-            has_bias = blocks is None or blocks.has_bias
+            has_bias = not kind_of(self.settings.visible_units).are_counts
             mu, lam = self._offsets[:visible] * has_bias / begun, self._offsets[visible:-1] / begun
             cd.centre(dW, da, db, mu, lam)
         cd.sum_rows(v0, out=seen[:visible])
@@ -385,8 +383,7 @@ class SparseRBM(RBM):
 
     @property
     def _draws_states(self) -> bool:
-        blocks = kind_of(self.settings.visible_units).blocks
-        are_documents = blocks is not None and blocks.are_counts
+        are_documents = kind_of(self.settings.visible_units).are_counts
         return are_documents or bool(self.settings.sample_visible or self.settings.persistent)
 
     def gradient(

@@ -23,7 +23,7 @@ import numpy as np
 from syncpretrain.errors import DataError
 from syncpretrain.models.layer import NO_RBM, DenseLayer, Layer
 from syncpretrain.models.likelihood import Doubles
-from syncpretrain.units.kinds import SOFTMAX, kind_of
+from syncpretrain.units.kinds import kind_of
 
 __all__ = ["couplings", "has_couplings", "outside_gauge", "positions_of", "zero_sum"]
 
@@ -114,7 +114,7 @@ def positions_of(layer: Layer) -> Any:
 
 def _groups(layer: Layer) -> tuple[Any, ...]:
     blocks = kind_of(layer.visible_units).blocks
-    return () if blocks is None else tuple(x for x in blocks.parts if x.kind == SOFTMAX)
+    return () if blocks is None else blocks.groups
 
 
 def _centred(number: int, layer: Layer) -> Layer:

@@ -124,11 +124,7 @@ def accuracies(stack: Stack, data: Dataset) -> dict[str, float | None] | None:
 
     A part without labelled rows has None. A class that the stack does not know counts as wrong.
     """
-
-    def share(found: NDArray[Any], labels: NDArray[Any]) -> float:
-        return float((found == labels).mean())
-
-    return _by_part(stack, data, "classification", share)
+    return _by_part(stack, data, "classification", lambda found, y: float((found == y).mean()))
 
 
 def regression_errors(

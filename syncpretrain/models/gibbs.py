@@ -198,8 +198,7 @@ class Levels:
     def _drawn(self, x: Array, rbm: DenseLayer, *, up: bool = True) -> Array:
         """Draw states of the hidden, or of the visible, units with inputs x."""
         units = rbm.hidden_units if up else rbm.visible_units
-        states: Array = drawn(x, units, None if up else self._conditions, self._draws)
-        return states
+        return drawn(x, units, None if up else self._conditions, self._draws)
 
 
 def swap_cost(

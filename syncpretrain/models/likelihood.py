@@ -119,10 +119,10 @@ def _log_sums(x: Doubles, a: Doubles, units: str, words: tuple[float, ...]) -> D
     return sums
 
 
-def drawn(x: Any, units: str, conditions: Conditions | None, draws: np.random.Generator) -> Any:
+def drawn(x: Any, units: str, conditions: Conditions | None, draws: np.random.Generator) -> Floats:
     """Draw states of units with inputs x, which become their means."""
-    noise: Any = draw_noise(draws, units, out=np.empty(x.shape, dtype=np.float32))
-    states: Any = sample(x, units, noise, out=np.empty_like(x))
+    noise = draw_noise(draws, units, out=np.empty(x.shape, dtype=np.float32))
+    states = sample(x, units, noise, out=np.empty_like(x))
     return draw_words(states, units, noise, conditions)
 
 
@@ -265,7 +265,8 @@ def free_energy(layer: Layer, X: Array, *, missing: bool = False) -> Doubles:
     if not has_energy(layer.visible_units, layer.hidden_units):
         got = f"{layer.visible_units} and {layer.hidden_units} units"
         raise DataError(f"layer: got {got}, which have no energy")
-    own = np.where(is_missing(v) & _is_normal(layer), a, v) if missing else v
+    normal = kind_of(layer.visible_units).normal_columns(np, len(a))  # whose energy is not 0 at 0
+    own = np.where(is_missing(v) & normal, a, v) if missing else v
     return summed_out(own, v @ W + b, (layer.visible_units, a), (layer.hidden_units, b))
 
 
@@ -385,8 +386,7 @@ def log_z_ais(
         if not isinstance(value, (int, np.integer)) or value < 1:
             raise DataError(f"{name}: got {value!r}, expected a whole number from 1 on")
     parameters, lengths = _annealed(layer, words)
-    blocks = kind_of(layer.visible_units).blocks
-    if blocks is not None and not blocks.has_bias and len(lengths) == 1:
+    if kind_of(layer.visible_units).are_counts and len(lengths) == 1:
         each = max(chains // POPULATIONS, 1)
         draws = generator(seed, Purpose.ANNEALING)
         options: dict[str, Any] = {"chains": each, "steps": steps, "draws": draws}
@@ -471,16 +471,6 @@ def _annealed(layer: Layer, words: int | Sequence[int]) -> tuple[RBMParameters, 
             f"words: got {words}, expected {counts or 'no'} lengths of documents, {each}"
         )
     return parameters, lengths
-
-
-def _is_normal(layer: Layer) -> NDArray[np.bool_]:
-    """Return which visible units are Gaussian: their energy is not 0 at 0."""
-    kind, normal = kind_of(layer.visible_units), np.zeros(layer.shape.visible, dtype=bool)
-    if kind.blocks is None:
-        return normal | (kind.noise == "normal")
-    for part in kind.blocks.normal:
-        normal[part.columns] = True
-    return normal
 
 
 def _parameters(layer: Layer) -> RBMParameters:

@@ -5,6 +5,7 @@ chrome://tracing, Perfetto and Speedscope show a trace: who worked when.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ from syncpretrain.errors import ModelFileError
 from syncpretrain.events import Event, Progress
 from syncpretrain.observers.figures import errors_of
 
-PIECE_BYTES = 1 << 16
 CLOCK_FIELDS = ("time", "started")  # fields on the clock of the run, as opposed to durations
 
 
@@ -122,15 +122,10 @@ class EventLog:
 def _whole_lines(path: Path) -> int:
     """Return where the last whole line of a file ends."""
     with path.open("rb") as file:
-        end = file.seek(0, SEEK_END)
-        while end:
-            start = max(0, end - PIECE_BYTES)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
-            end = start
-    return 0
+        if not file.seek(0, SEEK_END):  # an empty file cannot be mapped
+            return 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.rfind(b"\n") + 1
 
 
 def read_reads(path: str | Path) -> tuple[tuple[int, ...], ...]:

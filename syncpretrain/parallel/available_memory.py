@@ -7,6 +7,7 @@ warns in time; it reserves nothing.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from syncpretrain.errors import SettingsError
@@ -16,19 +17,15 @@ def available_bytes() -> int:
     """Return the memory that can be had: the system's, cut by the control group's limit."""
     # The smallest number that is known: each source may be missing, or too large alone.
     free = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    try:
+    with suppress(OSError, KeyError, ValueError):  # no Linux: the physical memory has to do
         table = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())
         free.append(int(table["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass  # no Linux: the physical memory has to do
-    try:
+    with suppress(OSError, KeyError, ValueError):  # no control group, or no limit ("max")
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         rows = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
         cached = int(dict(row.split() for row in rows)["inactive_file"])
         free.append(limit - used + cached)  # cached files make room where it is needed
-    except (OSError, KeyError, ValueError):
-        pass  # no control group, or no limit ("max")
     return max(0, min(free))
 
 

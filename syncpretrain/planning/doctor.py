@@ -7,12 +7,10 @@ matrices in several threads at the same time: whether the products are right, an
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import platform
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +22,7 @@ from threadpoolctl import threadpool_info
 
 import syncpretrain
 from syncpretrain.backends.choice import backend_for
-from syncpretrain.backends.gpu_check import missing
+from syncpretrain.backends.gpu_check import import_cupy, missing
 from syncpretrain.kernels import native
 from syncpretrain.kernels.arrays import Array
 from syncpretrain.parallel.blas import at_once, blas_limit, usable_cores
@@ -244,10 +242,8 @@ def _lack_of_bfloat16() -> str:
 
 def _gpu() -> Finding:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # without a driver, importing CuPy only warns
-            cupy = importlib.import_module("cupy")
-            devices = _described_devices(cupy) if cupy.cuda.is_available() else []
+        cupy = import_cupy()
+        devices = _described_devices(cupy) if cupy.cuda.is_available() else []
     except Exception as error:  # a half-installed CUDA fails in many ways
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             return _without_cupy(driver_version())

@@ -114,13 +114,11 @@ def _checked_data(settings: PretrainSettings, X: ArrayLike, validation: ArrayLik
                 " expected some to judge by"
             )
         return Split(train, np.empty((0, width), dtype=np.float32))
-    held_out: Any = validation
-    if not isinstance(validation, FileRows):
-        held_out = examples.as_examples(validation, "validation")
+    units, in_file = settings.visible_units, isinstance(validation, FileRows)
+    held_out: Any = validation if in_file else examples.as_examples(validation, "validation")
     if held_out.shape[1] != width:
         raise SettingsError(f"validation: got {held_out.shape[1]} columns, expected {width}")
-    units = settings.visible_units
-    if not isinstance(validation, FileRows):
+    if not in_file:
         held_out = examples.check_visible(held_out, "validation", units)
     # Activations of the validation rows are computed for every version, and a thousand rows say as
     # much as all.

@@ -288,9 +288,8 @@ def _meaning_of(look: Look, units: str) -> Meaning | None:
             check_precision(rows)
         return Meaning.of(rows, bounded=kind.is_unit_interval)
     if kind.blocks is not None:  # which takes bytes as they are
-        origin = np.zeros(len(meaning.origin))
-        for part in kind.blocks.normal if meaning.origin else ():
-            origin[part.columns] = meaning.origin[part.columns]
+        normal = kind.normal_columns(np, len(meaning.origin))
+        origin = np.where(normal, meaning.origin, 0.0)
         return Meaning("numbers", tuple(origin.tolist()))
     return Meaning(meaning.values) if kind.is_unit_interval else meaning
 

@@ -218,11 +218,9 @@ def check_device_memory(
     shapes, examples = settings.shapes, sum(map(len, data))
     beside = others + pretraining_bytes(shapes, examples=rows, batch_size=settings.batch_size)
     by_rows = buffer_bytes(examples, shapes[0].visible) + room
-    if not isinstance(data[0], np.ndarray):  # in a file, or of an iterable
-        least = by_rows
-    else:
-        least = sum(map(bytes_of, data))
-        if beside + least > free:  # as bytes, or a few rows at a time
-            own = sum(bytes_of(in_bytes(x)) for x in data) if bounded else least
-            least = min(own, by_rows)
+    in_memory = isinstance(data[0], np.ndarray)  # not in a file, nor of an iterable
+    least = sum(map(bytes_of, data)) if in_memory else by_rows
+    if in_memory and beside + least > free:  # as bytes, or a few rows at a time
+        own = sum(bytes_of(in_bytes(x)) for x in data) if bounded else least
+        least = min(own, by_rows)
     check_available(beside + least, text_of(shapes), examples, free=free, where=" on the GPU")

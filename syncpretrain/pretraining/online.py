@@ -108,8 +108,7 @@ class OnlineStack:
         if self.stack is None:
             self.stack = _stack_of(learners, Scaling.for_units(X, self.settings.visible_units))
         else:
-            self.stack = self.stack.for_prepared_rows()
-            self._let_vary(X)
+            self.stack = self._let_vary(self.stack.for_prepared_rows(), X)
             for learner, layer in zip(learners, self.stack.layers, strict=True):
                 learner.restore(layer)
         for own, layer, state in zip(steps, self.stack.layers, self._states, strict=False):
@@ -130,30 +129,30 @@ class OnlineStack:
             _check_finite(learner, self.parts, on_columns)
         self._states = [{n: a.copy() for n, a in learner.state().items()} for learner in learners]
         self.stack = _stack_of(learners, self.stack.scaling)
-        self.verdict = on_columns or self._on_layers(X)  # the former are a cause of the latter
+        # What is odd about columns is a cause of what is odd about layers.
+        self.verdict = on_columns or self._on_layers(self.stack, X)
         info = {"meaning": msgspec.to_builtins(self._meaning)}
         info |= {"verdict": self.verdict} if self.verdict else {}
         self.stack = replace(self.stack, info=info)
         return self.stack
 
-    def _let_vary(self, X: Array) -> None:
-        """Give a scale to columns that never varied until now, and do in this part."""
-        assert self.stack is not None
-        before = self.stack.scaling
-        if before is not None:
-            scaling = before.varied_by(X)
-            self._later.forget(before.constant & ~scaling.constant)
-            self.stack = replace(self.stack, scaling=scaling)
+    def _let_vary(self, stack: Stack, X: Array) -> Stack:
+        """Return the stack with a scale for columns that never varied before this part."""
+        before = stack.scaling
+        if before is None:
+            return stack
+        scaling = before.varied_by(X)
+        self._later.forget(before.constant & ~scaling.constant)
+        return replace(stack, scaling=scaling)
 
-    def _on_layers(self, X: Array) -> list[str]:
+    def _on_layers(self, stack: Stack, X: Array) -> list[str]:
         """Return sentences about the layers, by what they make of a part that is large enough."""
-        assert self.stack is not None
-        scaling = self.stack.scaling
+        scaling = stack.scaling
         if scaling is not None and scaling.constant.all() and len(X) > 1:
             return [f"all {X.shape[1]:,} columns are constant so far; give parts with other rows"]
         if len(X) < ROWS_TO_JUDGE:
             return []
-        found = baselines(self.stack, evenly_spaced(X, JUDGED_ROWS))
+        found = baselines(stack, evenly_spaced(X, JUDGED_ROWS))
         begun = self.updates < UPDATES_TO_JUDGE
         return on_layers(found, [ErrorCurve()] * len(found), more="more rows", begun=begun)
 
@@ -162,10 +161,7 @@ class _LaterRows:
     """How the Gaussian columns of later parts lie in the scaling of the first one."""
 
     def __init__(self, units: str, width: int) -> None:
-        kind = kind_of(units)
-        self._normal = np.full(width, kind.blocks is None and not kind.is_unit_interval)
-        for part in kind.blocks.normal if kind.blocks is not None else ():
-            self._normal[part.columns] = True
+        self._normal = kind_of(units).normal_columns(np, width)
         self._count, self._sums, self._squares = np.zeros((3, width))
         self._far, self._hardly = np.zeros((2, width), dtype=bool)
 

@@ -167,12 +167,8 @@ class Checkpoints:
         self, stem: str, number: int, file: Any, state: Callable[[], Any], done: Sequence[int]
     ) -> None:
         """Write a state in its kind of file."""
-
-        def write(path: Path) -> None:
-            file.write(path, state(), self._header)
-
-        path = checkpoint_path(self._folder, stem, number)
-        if self._write_file(path, write, stem, self.settings.run.keep):
+        path, keep = checkpoint_path(self._folder, stem, number), self.settings.run.keep
+        if self._write_file(path, lambda own: file.write(own, state(), self._header), stem, keep):
             self._last_done = tuple(done)
 
     def _write_file(self, path: Path, write: Callable[[Path], Any], stem: str, keep: int) -> bool:

@@ -192,10 +192,8 @@ def _began(folder: Path) -> str:
     """Return when a run began: by the name of its folder, or its oldest file."""
     named = NAMED_BY_TIME.fullmatch(folder.name)
     if named is not None:
-        try:
+        with suppress(ValueError):  # a number that is no date: the files decide
             return datetime.strptime(named[1], "%Y%m%d-%H%M%S").isoformat()
-        except ValueError:
-            pass  # a number that is no date: the files decide
     times = [_written(folder / name) for name in (IDENTITY_NAME, CONFIG_NAME, EVENTS_NAME)]
     oldest = min((time for time in times if time is not None), default=_written(folder) or 0.0)
     return datetime.fromtimestamp(oldest).isoformat(timespec="seconds")

@@ -202,11 +202,10 @@ class Layers:
 
         It ends at a layer that has not begun: no layer above has anything to begin on.
         """
-        while i < self._depth and self.reads[i]:
-            self.record(i)
-            i += 1
-        if i < self._depth:
-            self.record(i)
+        for j in range(i, self._depth):
+            self.record(j)
+            if not self.reads[j]:
+                return
 
     def record_ends(self) -> None:
         """Record the layers that have ended, which may end those above them."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from syncpretrain.errors import ScheduleError
 
@@ -200,10 +201,7 @@ class StreamSchedule:
 
     def _last_needed(self) -> list[int]:
         """Return the last minibatch that each layer processes, for itself or those above."""
-        ends = [plan.end for plan in self._plans]
-        for i in reversed(range(len(ends) - 1)):
-            ends[i] = max(ends[i], ends[i + 1])
-        return ends
+        return list(accumulate((plan.end for plan in reversed(self._plans)), max))[::-1]
 
     def _last_of_block(self, i: int) -> int:
         """Return the last minibatch of the block that a layer may process, its place for none."""

@@ -252,11 +252,11 @@ def of_documents(
     words : float
         Mean number of words in a document; 0 or NaN if unknown.
     """
-    blocks = kind_of(units).blocks
-    if blocks is None or not blocks.counts:
+    kind = kind_of(units)
+    if not kind.counts:
         return {}
     found: dict[str, Any] = {"visible_bias": "log-odds"}
-    if settings.model == "rbm" and not blocks.has_bias:
+    if settings.model == "rbm" and kind.are_counts:
         found["cd_steps"] = [DOCUMENT_CD_STEPS, *settings.cd_steps[1:]]
         if 0 < words < math.inf:
             rate = float(f"{RATE_OF_A_WORD / max(words, 1):.1g}")

@@ -187,12 +187,11 @@ def check_weights(settings: fields.PretrainFields) -> None:
     by_units = [n for n in shared if settings.split_of(n) != "examples"]
     lone = [p and not n for p, n in zip(settings.persistent, settings.chains, strict=True)]
     chains, units = any(settings.persistent[:1]), kind_of(settings.visible_units)
-    counts = units.blocks is not None and units.blocks.are_counts
     own = "whose chains have the conditions of rows; take CD, without persistent"
     refused = {
         f"model {settings.model}, expected rbm": settings.model != "rbm",
         f"persistent and missing values, {own}": chains and settings.missing,
-        f"persistent and {settings.visible_units} units, {own}": chains and counts,
+        f"persistent and {settings.visible_units} units, {own}": chains and units.are_counts,
         "a convolution, expected dense layers": bool(settings.architecture),
         f"schedule {settings.schedule}, whose replicas share no rows": settings.schedule == ASYNC,
         "handoff minibatch, expected epoch": settings.handoff == "minibatch",

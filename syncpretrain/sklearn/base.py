@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from syncpretrain.data.examples import as_examples, check_columns, has_missing
 from syncpretrain.data.frames import is_frame
 from syncpretrain.data.meaning import Meaning, origin_of
 from syncpretrain.data.table import check_distinct_names, is_null
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.events import Observer
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.models.inputs import warn_of_novel
@@ -201,6 +202,11 @@ class StackEstimator(BaseEstimator):
         except SettingsError as error:
             is_named_so = str(error).partition(":")[0] in {"epochs", *given}
             raise SettingsError(f"finetune_{error}" if is_named_so else str(error)) from None
+
+    def _warn(self) -> None:
+        """Warn of a poor result, at the line that called fit; only what fit calls may call this."""
+        for sentence in self.stack_.info.get("verdict", ()):
+            warnings.warn(sentence, PoorResultWarning, stacklevel=4)
 
     def _observers(self) -> list[Observer]:
         return [PlainProgress(Console(), thinned=self.verbose == 1)] if self.verbose else []

@@ -162,8 +162,7 @@ class ForClasses:
 
 
 def _logarithms(shares: Matrix) -> Matrix:
-    logarithms: Matrix = np.log(np.maximum(shares, LEAST))
-    return logarithms
+    return np.log(np.maximum(shares, LEAST))
 
 
 class ForNumbers:

@@ -142,8 +142,7 @@ def _code_and_residuals(stack: Stack, X: Matrix) -> tuple[Matrix, Matrix, NDArra
     known = ~np.isnan(X)
     code = _up(stack, seen)
     down = as_documents(_down(stack, code), seen, stack.units[0])
-    residuals: Matrix = (rows - down) * known
-    return code, residuals, known
+    return code, (rows - down) * known, known
 
 
 def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:

@@ -204,8 +204,7 @@ class StackPredictor(StackEstimator):
         asks = self._is_to_ask(self._seen(X)[0], len(targets.rows), outputs)
         train = self._taught if asks else self._trained
         self.stack_ = train(X, targets, seed, objective)
-        for sentence in self.stack_.info.get("verdict", ()):
-            warnings.warn(sentence, PoorResultWarning, stacklevel=3)
+        self._warn()
 
     def _trained(self, X: Matrix, targets: Targets, seed: int, objective: str) -> Stack:
         """Return a stack, pretrained and fine-tuned."""
@@ -506,8 +505,7 @@ def _affine(head: Head, weight: Matrix, bias: Matrix) -> Head:
 
 def _names(labels: NDArray[np.generic]) -> Classes:
     """Return labels as a head has them: texts or whole numbers; truth values become numbers."""
-    values: Any = labels.tolist()
-    names: tuple[Any, ...] = tuple(x if isinstance(x, str) else int(x) for x in values)
+    names: tuple[Any, ...] = tuple(x if isinstance(x, str) else int(x) for x in labels.tolist())
     return names
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted
 
-from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
+from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.kernels.activations import activate
 from syncpretrain.models.layer import check_have_odds
 from syncpretrain.pretraining.online import OnlineStack
@@ -74,10 +73,6 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         self.stack_ = self._pretrained_on(X, seed)
         self._warn()
 
-    def _warn(self) -> None:
-        for sentence in self.stack_.info.get("verdict", ()):
-            warnings.warn(sentence, PoorResultWarning, stacklevel=4)
-
     def _check_odds(self) -> None:
         """Refuse log-odds of units that have none, before anything is trained."""
         units = self._extra_settings(tuning=False).get("hidden_units") or "bernoulli"
@@ -112,8 +107,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         """Return X with its missing values, NaN, filled in as :meth:`syncpretrain.Stack.impute`."""
         check_is_fitted(self)
         rows = self._rows(X, reset=False)
-        filled: Matrix = self.stack_.impute(rows).astype(rows.dtype, copy=False)
-        return filled
+        return self.stack_.impute(rows).astype(rows.dtype, copy=False)
 
     @property
     def _n_features_out(self) -> int:

@@ -238,9 +238,21 @@ class Kind:
         return () if self.blocks is None else tuple(self.blocks.counts)
 
     @property
+    def are_counts(self) -> bool:
+        """True for counts alone, with which hidden units have no bias: the weights contain it."""
+        return self.blocks is not None and len(self.blocks.counts) == len(self.blocks.parts)
+
+    @property
     def is_linear(self) -> bool:
         """True if the derivative is 1 everywhere."""
         return self.times_derivative is unchanged
+
+    def normal_columns(self, np: Any, width: int) -> Any:
+        """Return which of some visible units are Gaussian."""
+        found = np.full(width, self.blocks is None and not self.is_unit_interval)
+        for part in self.blocks.normal if self.blocks is not None else ():
+            found[part.columns] = True
+        return found
 
 
 KINDS = {
@@ -397,16 +409,6 @@ class Blocks:
         # Kinds of inputs, which have every equation.
         self._simple: list[tuple[slice, Any]] = [(part.columns, KINDS[part.kind]) for part in plain]
         self._grouped = [part for part in self.parts if part.groups]
-
-    @property
-    def are_counts(self) -> bool:
-        """True if all blocks are counts."""
-        return len(self.counts) == len(self.parts)
-
-    @property
-    def has_bias(self) -> bool:
-        """True if hidden units have a bias; for counts alone the weights contain it."""
-        return not self.are_counts
 
     def mean(self, np: Any, x: Any) -> None:
         """Replace inputs by means in place; the means of counts are shares."""

@@ -111,10 +111,9 @@ class PretrainState:
     def ancestry(self, layer: int, version: int) -> list[Layer]:
         """Return the snapshots, from layer 1 up, that make a version's activations of the data."""
         chain = []
-        while layer >= 1:
-            chain.append(self.snapshots[layer, version])
-            version = self.past.reads[layer - 1][version - 1]
-            layer -= 1
+        for number in range(layer, 0, -1):
+            chain.append(self.snapshots[number, version])
+            version = self.past.reads[number - 1][version - 1]
         return chain[::-1]
 
 

@@ -17,7 +17,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,10 +79,8 @@ class ThreadLink(Inbox):
     def _next(self) -> Any:
         # The wait has an end, though an order ends it at once: a caller that died sends nothing.
         while not self._is_killed and self._caller.is_alive():
-            try:
+            with suppress(queue.Empty):
                 return self._orders.get(timeout=self._sleep)
-            except queue.Empty:
-                continue
         return None
 
 
@@ -142,11 +140,7 @@ class _Present:
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
         self.worker.progress, self.worker.worker_count = context.progress, context.workers
-
-        def should_stop() -> bool:
-            return context.stop() or self.stop()
-
-        yield partial(self.worker.execute, stop=should_stop)
+        yield partial(self.worker.execute, stop=lambda: context.stop() or self.stop())
 
 
 class ThreadsRuntime(LinkedEpochs):

@@ -26,10 +26,10 @@ def make(units: str = "bernoulli", **changed) -> RBM:
         "seed": 3,
     }
     rbm = RBM(1, VISIBLE, HIDDEN, layer_settings(**given | changed))
-    draws, blocks = np.random.default_rng(0), kind_of(units).blocks
+    draws = np.random.default_rng(0)
     rbm.weight[:] = draws.normal(0, 0.5, rbm.weight.shape)
     rbm.visible_bias[:] = draws.normal(0, 0.5, VISIBLE)
-    if blocks is None or blocks.has_bias:
+    if not kind_of(units).are_counts:
         rbm.hidden_bias[:] = draws.normal(0, 0.5, HIDDEN)
     return rbm
 

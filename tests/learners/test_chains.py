@@ -54,8 +54,7 @@ def test_the_negative_phase_of_a_frozen_machine_is_the_enumerated_one(units):
         (X.mean(axis=0) - p @ v, v1.std(axis=0)),
         (h0.mean(axis=0) - p @ h, h1.std(axis=0)),
     ]
-    blocks = kind_of(units).blocks
-    if blocks is not None and not blocks.has_bias:
+    if kind_of(units).are_counts:
         wanted.pop()
     for have, (want, deviation) in zip(rbm.gradients, wanted, strict=False):
         assert (np.abs(have - want) < 4 * deviation / np.sqrt(chains) + 2e-6).all()
@@ -172,7 +171,6 @@ def test_the_centred_gradient_is_recombined_from_the_plain_one(units, persistent
     """By running means of the minibatches before: the first gradient is the plain one."""
     how = {"persistent": persistent, "chains": 50 if persistent else 0, "learning_rate": 1e-30}
     plain, centred = make(units, **how), make(units, **how, centred=True)
-    blocks = kind_of(units).blocks
     means, share = np.zeros(VISIBLE + HIDDEN), 0.0
     for step in range(4):
         X, own = rows(units, seed=step), np.arange(10 - step)
@@ -180,7 +178,7 @@ def test_the_centred_gradient_is_recombined_from_the_plain_one(units, persistent
             rbm.gradient(X, own, epoch=1, step=step)
         want = [np.float64(g) for g in plain.gradients]
         if share:
-            mu = means[:VISIBLE] / share * (blocks is None or blocks.has_bias)
+            mu = means[:VISIBLE] / share * (not kind_of(units).are_counts)
             centre(*want, mu, means[VISIBLE:] / share)
         for have, each in zip(centred.gradients, want, strict=False):
             np.testing.assert_allclose(have, each, atol=1e-6)

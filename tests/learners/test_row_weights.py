@@ -50,8 +50,7 @@ def test_a_chain_from_the_data_has_the_weight_of_its_row(units, more):
     v *= np.tile(weights, 2)[:, None]
     shares = np.concatenate([weights, -weights])[:, None] / 10
     wanted = [v.T @ h, v.sum(axis=0), (shares * h).sum(axis=0)]
-    blocks = kind_of(units).blocks
-    if blocks is not None and not blocks.has_bias:
+    if kind_of(units).are_counts:
         wanted[2] *= 0
     assert_close(weighted.gradients, wanted, rtol=1e-7, atol=2e-6)
 

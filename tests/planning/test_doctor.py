@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import warnings
 from dataclasses import asdict
 from types import ModuleType, SimpleNamespace
 
@@ -281,12 +280,11 @@ def test_gpu_at_hand(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ImportError("libcublas"), OSError("x"), RuntimeError("y")])
-def test_broken_cupy(monkeypatch, error):
-    def broken(name):
-        warnings.warn("CUDA path could not be detected", stacklevel=1)
-        raise error
-
-    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+def test_broken_cupy(monkeypatch, tmp_path, error):
+    warns = 'import warnings\nwarnings.warn("CUDA path could not be detected")\n'
+    (tmp_path / "cupy.py").write_text(f"{warns}raise {error!r}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
     finding = doctor._gpu()
     assert finding.status == "problem"
     assert str(error) in finding.found

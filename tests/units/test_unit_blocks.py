@@ -301,7 +301,7 @@ class TestLearners:
         rbm = RBM(1, kind_of(text).blocks.width, 3, settings(text, missing=missing))
         first = layer_of(text)
         rbm.weight[:], rbm.visible_bias[:] = first.weight, first.visible_bias
-        rbm.hidden_bias[:] = first.hidden_bias if kind_of(text).blocks.has_bias else 0
+        rbm.hidden_bias[:] = 0 if kind_of(text).are_counts else first.hidden_bias
         X = rows_of(text, 8)
         lost = np.zeros(X.shape, dtype=bool)
         if missing and not text.startswith("counts"):
@@ -320,7 +320,7 @@ class TestLearners:
             np.testing.assert_array_equal(drawn[:, own].sum(axis=1), v[:, own].sum(axis=1))
             v1[:, own] = drawn[:, own]
         h1 = 1 / (1 + np.exp(-(v1 @ W + b)))
-        db = (h0 - h1).mean(axis=0) * kind_of(text).blocks.has_bias
+        db = (h0 - h1).mean(axis=0) * (not kind_of(text).are_counts)
         expected = (v.T @ h0 - v1.T @ h1) / 8, (v - v1).mean(axis=0), db
         for have, want in zip(rbm.gradients, expected, strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)

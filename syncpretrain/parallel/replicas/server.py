@@ -111,11 +111,13 @@ class ParameterServer:
         """Return whether a change of the parameters at the clock ``then`` is taken, and count."""
         # A replica counts its own pushes into ``then``, so that only pushes of others are left.
         staleness = self.clock - then
-        if self.rules.takes(staleness):
-            self.clock += 1
-            return Push(staleness, is_taken=True)
-        self.refused += 1
-        return Push(staleness, is_taken=False)
+        return self.counted(Push(staleness, self.rules.takes(staleness)))
+
+    def counted(self, push: Push) -> Push:
+        """Return a push, counted as taken or as refused."""
+        self.clock += push.is_taken
+        self.refused += not push.is_taken
+        return push
 
     def state(self) -> dict[str, Array]:
         """Return the next push's inputs except the parameters, by name; live arrays."""

@@ -323,11 +323,7 @@ class WindowServer(RemoteServer):
         link = self._ranks.links[change]
         assert isinstance(link, ReplicaLink) and link.push is not None
         push, link.push = link.push, None
-        if push.is_taken:
-            self._own.clock += 1
-        else:
-            self._own.refused += 1
-        return push
+        return self._own.counted(push)
 
     def settle(self) -> None:
         """Copy the parameters to this process; no replica is at work."""
