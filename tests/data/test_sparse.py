@@ -423,7 +423,7 @@ def test_a_file_stays_sparse(tmp_path):
     other = dataclasses.replace(data, train=data.train.subset(np.arange(len(data.train))[::-1]))
     assert other.sha256 != data.sha256
     assert data.with_examples(10).train.shape == (10, 40)
-    assert kind_of(units_of_array(data.train)).blocks.are_counts
+    assert kind_of(units_of_array(data.train)).are_counts
 
 
 @pytest.mark.parametrize("form", ["coo", "dia", "bsr"])
