@@ -25,6 +25,7 @@ from syncpretrain.learners.steps import (
     WholeStep,
     fused_step_of,
 )
+from syncpretrain.parallel.blas import usable_cores
 from syncpretrain.parallel.precision_choice import WORTH_OWN
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.runtimes import workers_of
@@ -106,7 +107,9 @@ def pieces_of(settings: PretrainSettings, layer: int) -> int:
 def threads_of(settings: PretrainSettings, layer: int) -> int:
     """Return how many threads may work on a step of a layer: its replicas, or on pieces all."""
     pieces = pieces_of(settings, layer)
-    return min(workers_of(settings), pieces) if pieces > 1 else settings.replicas[layer - 1]
+    # Of more threads than cores some only wait, and the others for them.
+    most = min(workers_of(settings), usable_cores(), pieces)
+    return most if pieces > 1 else settings.replicas[layer - 1]
 
 
 def threads_of_layers(settings: PretrainSettings) -> list[int]:

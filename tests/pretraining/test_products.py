@@ -19,6 +19,7 @@ from syncpretrain.parallel import precision_choice
 from syncpretrain.parallel.precision_choice import resolve_products
 from syncpretrain.planning.candidates import Task
 from syncpretrain.planning.choice import plan_for
+from syncpretrain.pretraining import build
 from syncpretrain.pretraining.build import threads_of
 from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import read_settings, settings_from
@@ -94,6 +95,7 @@ def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch, taken):
     [
         (2, {}),
         (3, {"batch_size": 100}),
+        (5, {"batch_size": 1000, "workers": 20}),
         (2, {"runtime": "processes", "handoff": "minibatch"}),
         (1, {"workers": 1}),
         (1, {"runtime": "serial", "workers": None}),
@@ -109,7 +111,10 @@ def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch, taken):
         (1, {"shards": 2}),
     ],
 )
-def test_every_worker_may_take_pieces_of_steps_that_have_the_same_bits_then(threads, changes):
+def test_every_worker_may_take_pieces_of_steps_that_have_the_same_bits_then(
+    threads, changes, monkeypatch
+):
+    monkeypatch.setattr(build, "usable_cores", lambda: 5)
     wide = {"layers": (300, 300), "batch_size": 50, "products": "own", "workers": 3}
     settings = settings_from(**(wide | changes)).pretrain
     assert threads_of(settings, 1) == threads
