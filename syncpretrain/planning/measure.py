@@ -133,7 +133,8 @@ class _Bench:
         self._steps: list[probes.Steps] = []
         self._samples: list[probes.Sample] = []
         layers = range(1, len(self.settings.layers))
-        self._pieces = [min(self.workers, build.pieces_of(self.settings, i)) for i in layers]
+        most = min(self.workers, usable_cores())
+        self._pieces = [min(most, build.pieces_of(self.settings, i)) for i in layers]
         if max(self._pieces) > 1:
             self.threads = 1  # the workers have the cores, not the BLAS
         others = min(self.workers, len(self.settings.layers) - 1) - 1

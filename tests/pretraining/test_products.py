@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from syncpretrain.kernels import native, precision
 from syncpretrain.kernels.program import Program
 from syncpretrain.parallel import precision_choice
 from syncpretrain.parallel.precision_choice import resolve_products
-from syncpretrain.planning.candidates import Task
+from syncpretrain.planning import measure
+from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.choice import plan_for
+from syncpretrain.planning.timings import LayerTimings
 from syncpretrain.pretraining import build
 from syncpretrain.pretraining.build import threads_of
 from syncpretrain.runs.run import resume_run, train_run
@@ -213,18 +216,21 @@ class TestAuto:
             found.add(rbms.stack_.parameters_sha256)
         assert len(found) == 1
 
-    def test_a_plan_times_pieces_of_wide_layers(self):
+    @pytest.mark.parametrize("workers", [2, 8])
+    def test_a_plan_times_pieces_of_wide_layers(self, workers, monkeypatch):
+        for module in (build, measure):
+            monkeypatch.setattr(module, "usable_cores", lambda: 2)
         settings = settings_from((300, 300, 10), batch_size=50).pretrain
-        found = plan_for(Task(settings, 60, 0), workers=2, measure_seconds=0)
+        found = plan_for(Task(settings, 60, 0), workers=workers, measure_seconds=0)
         assert list(found.timings.layers[0].sharded) == [("pieces", 2)]
         assert not found.timings.layers[1].sharded
         names = [candidate.name for candidate in found.candidates]
-        assert "greedy, 2 cores" in names
+        assert f"greedy, {workers} cores" in names
         assert not [name for name in names if "split" in name]
-        two, one = found.timings.layers[0].sharded["pieces", 2], found.timings.layers[0].step
-        greedy = dict(zip(names, found.candidates, strict=True))
-        gained = greedy["greedy, one core"].seconds > greedy["greedy, 2 cores"].seconds
-        assert gained == (two[2] < one)
+        wide = LayerTimings(1.0, 1.0, {("pieces", 2): {1: 1.0, 2: 0.5}}, {}, 0.0)
+        timings = replace(found.timings, layers=(wide, LayerTimings(0.0, 0.0, {}, {1: 0.0}, 0.0)))
+        seconds = {each.name: each.seconds for each in candidates(found.task, timings)}
+        assert seconds[f"greedy, {workers} cores"] == pytest.approx(seconds["greedy, one core"] / 2)
 
     def test_a_plan_of_sparse_rows(self):
         settings = settings_from((300, 300), batch_size=20, sparse=True).pretrain
