@@ -220,7 +220,7 @@ class TestAuto:
     def test_a_plan_times_pieces_of_wide_layers(self, workers, monkeypatch):
         for module in (build, measure):
             monkeypatch.setattr(module, "usable_cores", lambda: 2)
-        settings = settings_from((300, 300, 10), batch_size=50).pretrain
+        settings = settings_from((300, 300, 10), batch_size=50, products="own").pretrain
         found = plan_for(Task(settings, 60, 0), workers=workers, measure_seconds=0)
         assert list(found.timings.layers[0].sharded) == [("pieces", 2)]
         assert not found.timings.layers[1].sharded
