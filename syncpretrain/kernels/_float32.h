@@ -19,6 +19,8 @@ enum {
     BLOCK = 1 << 17, BLOCK_ROWS = 1 << 10, /* of the left one at once: 512 KiB */
     MOST_STRIPS = BLOCK_ROWS / STRIP + 1,
     LINE = 16, /* floats of a line of a cache */
+    FEW = 2 * LINE, /* columns of a product for which no strip is copied */
+    LISTED = 8, /* a place in a list costs as much as so many columns of a product */
 };
 
 #define NO_NUMBER 0x7fc00000u
@@ -128,7 +130,10 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #define NUMBERS(x, others) _mm256_blendv_ps(others, x, _mm256_cmp_ps(x, x, _CMP_ORD_Q))
 #define OF(name) _mm256_##name
 #define OF_INTEGERS __m256i
-#define FOURS(x, next) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps((x) + 4 * (next)), 1)
+#define FOURS(x) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(*(x))), _mm_loadu_ps((x)[4]), 1)
+#define SOME_OF_VECTOR __m256i
+#define FIRST(n) _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+#define LOAD_SOME(pointer, some) _mm256_maskload_ps(pointer, some)
 #include "_float32_tiles.h"
 #undef NUMBERS
 #undef OF_WIDTH
@@ -140,6 +145,9 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #undef OF
 #undef OF_INTEGERS
 #undef FOURS
+#undef SOME_OF_VECTOR
+#undef FIRST
+#undef LOAD_SOME
 
 #define OF_WIDTH(name) name##_avx512
 #define WIDTH 16
@@ -150,13 +158,16 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #define NUMBERS(x, others) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), others, x)
 #define OF(name) _mm512_##name
 #define OF_INTEGERS __m512i
-#define FOURS(x, next)                                                                                   \
+#define FOURS(x)                                                                                         \
     _mm512_mask_broadcast_f32x4(                                                                         \
         _mm512_mask_broadcast_f32x4(                                                                     \
-            _mm512_mask_broadcast_f32x4(_mm512_castps128_ps512(_mm_loadu_ps(x)), 0x00f0,                 \
-                                        _mm_loadu_ps((x) + 4 * (next))),                                 \
-            0x0f00, _mm_loadu_ps((x) + 8 * (next))),                                                     \
-        0xf000, _mm_loadu_ps((x) + 12 * (next)))
+            _mm512_mask_broadcast_f32x4(_mm512_castps128_ps512(_mm_loadu_ps(*(x))), 0x00f0,              \
+                                        _mm_loadu_ps((x)[4])),                                           \
+            0x0f00, _mm_loadu_ps((x)[8])),                                                               \
+        0xf000, _mm_loadu_ps((x)[12]))
+#define SOME_OF_VECTOR __mmask16
+#define FIRST(n) ((__mmask16)((1u << (n)) - 1))
+#define LOAD_SOME(pointer, some) _mm512_maskz_loadu_ps(some, pointer)
 #include "_float32_tiles.h"
 #undef NUMBERS
 #undef OF_WIDTH
@@ -168,6 +179,9 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #undef OF
 #undef OF_INTEGERS
 #undef FOURS
+#undef SOME_OF_VECTOR
+#undef FIRST
+#undef LOAD_SOME
 #endif
 
 enum { FLOAT32_FORMS = 3 };
@@ -213,10 +227,24 @@ static inline uint16_t *list_nonzeros(const uint8_t *any, Py_ssize_t depth, uint
     return to;
 }
 
-/* Mark the numbers of a row that are not 0. */
-VECTORIZED static void mark_nonzeros(const float *x, Py_ssize_t n, uint8_t *any)
+/* Mark the columns of some rows in which not all numbers are 0; return how many they are. */
+VECTORIZED static Py_ssize_t mark_nonzeros(Factor f, Py_ssize_t rows, Py_ssize_t depth, uint8_t *any)
 {
-    APART for (Py_ssize_t k = 0; k < n; k++) any[k] |= x[k] != 0;
+    const float *x[STRIP];
+    uint32_t count = 0;
+    for (Py_ssize_t t = 0; t < STRIP; t++) x[t] = f.data + (t < rows ? t : 0) * f.down;
+    APART for (Py_ssize_t k = 0; k < depth; k++)
+    {
+        uint32_t bits[STRIP], all = 0;
+        UNROLLED for (int t = 0; t < STRIP; t++)
+        {
+            memcpy(bits + t, x[t] + k, sizeof *bits);
+            all |= bits[t];
+        }
+        any[k] = all << 1 != 0; /* without the sign */
+        count += all << 1 != 0;
+    }
+    return count;
 }
 
 /* Copy n numbers that lie side by side, from each of `depth` rows; list the rows in which not all are 0. */
@@ -243,15 +271,18 @@ INLINED uint16_t *copy_columns(const float *from, Py_ssize_t stride, Py_ssize_t 
     return places;
 }
 
-/* Set up a strip, with a list of its places. Rows with numbers side by side stay as they lie. */
-static void lay_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, Strip *s, float *block, uint16_t *places)
+/* Set up a strip for so many columns of a product, with a list of its places where that pays. Rows with numbers
+ * side by side stay as they lie, and others where few columns would use a copy. */
+static void lay_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, Py_ssize_t columns, Strip *s, float *block,
+                      uint16_t *places, const uint16_t *all)
 {
-    if (f.right == 1) {
-        uint8_t any[DEPTH] = {0};
-        for (Py_ssize_t t = 0; t < rows; t++) mark_nonzeros(f.data + t * f.down, depth, any);
-        *s = (Strip){f.data, f.down, 1, rows, places, list_nonzeros(any, depth, places), NULL, 0, 1};
-        return;
+    uint8_t any[DEPTH];
+    *s = (Strip){f.data, f.down, f.right, rows, all, all + depth, NULL, 0, 1};
+    if (f.right == 1 && (depth - mark_nonzeros(f, rows, depth, any)) * columns > LISTED * depth) {
+        s->places = places;
+        s->end = list_nonzeros(any, depth, places);
     }
+    if (f.right == 1 || columns <= FEW) return;
     *s = (Strip){block, 1, rows, rows, places, places, NULL, 0, 1};
     switch (rows) {
     case 1: s->end = copy_columns(f.data, f.right, depth, block, places, 1); break;
@@ -264,13 +295,13 @@ static void lay_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, Strip *s, flo
 }
 
 /* Set up the strips of some rows. */
-static void lay_strips(Factor f, Py_ssize_t rows, Py_ssize_t depth, Float32Room *room)
+static void lay_strips(Factor f, Py_ssize_t rows, Py_ssize_t depth, Py_ssize_t columns, Float32Room *room)
 {
     Py_ssize_t strips = (rows + STRIP - 1) / STRIP;
     for (Py_ssize_t s = 0; s < strips; s++) {
         Py_ssize_t first = first_of_strip(rows, s), n = first_of_strip(rows, s + 1) - first;
-        lay_strip(factor_from(f, first, 0), n, depth, room->strips + s, room->block + first * depth,
-                  room->places + s * DEPTH);
+        lay_strip(factor_from(f, first, 0), n, depth, columns, room->strips + s, room->block + first * depth,
+                  room->places + s * DEPTH, room->all);
     }
 }
 
@@ -324,7 +355,7 @@ static void multiply_rows(const Float32Form *form, Factor left, Factor right, Py
                           Sums sums, Float32Room *room)
 {
     Py_ssize_t lines = (sums.columns + LINE - 1) / LINE, groups = (LINE * lines + form->part - 1) / form->part;
-    lay_strips(left, rows, depth, room);
+    lay_strips(left, rows, depth, sums.columns, room);
     for (Py_ssize_t g = 0; g < groups; g++) {
         Py_ssize_t ends[3];
         for (Py_ssize_t i = 0; i < 3; i++) {

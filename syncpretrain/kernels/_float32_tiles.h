@@ -1,6 +1,7 @@
 /* Products of float32 with vectors of WIDTH numbers. Included by _float32.h, once for each width: OF_WIDTH gives
- * names, OF the compiler's functions for these vectors; FOURS are four numbers each of columns 4 `next` apart, and
- * NUMBERS are a vector's numbers, with others in the place of what is no number.
+ * names, OF the compiler's functions for these vectors; FOURS are four numbers each from every fourth pointer of a list,
+ * LOAD_SOME reads the FIRST numbers of a vector, with 0 for the others, and NUMBERS are a vector's numbers, with others
+ * in the place of what is no number.
  */
 #define PART (VECTORS * WIDTH)
 #define Bits OF_WIDTH(Bits)
@@ -37,19 +38,34 @@ TARGETED INLINED Bits OF_WIDTH(pack_lying)(Factor f, Py_ssize_t depth, float *ou
     return sizes;
 }
 
-/* Pack columns with numbers side by side, four rows at a time. */
-TARGETED INLINED Bits OF_WIDTH(pack_standing)(Factor f, Py_ssize_t depth, float *out, const int vectors)
+/* Pack the first columns of a vector, of rows with numbers side by side; the others are 0. */
+TARGETED static Bits OF_WIDTH(pack_first)(Factor f, Py_ssize_t depth, float *out, Py_ssize_t columns)
 {
     Bits sizes = {0};
-    for (Py_ssize_t k = 0; k + 4 <= depth; k += 4, f.data += 4, out += 4 * PART)
-        EACH_VECTOR
-        {
-            const float *x = f.data + v * WIDTH * f.right;
-            float *to = out + v * WIDTH;
+    SOME_OF_VECTOR some = FIRST(columns);
+    for (Py_ssize_t k = 0; k < depth; k++, f.data += f.down, out += PART) {
+        Lane x = LOAD_SOME(f.data, some);
+        KEEP_SIZES(sizes, x);
+        STORE(out, x);
+    }
+    return sizes;
+}
+
+/* Pack columns with numbers side by side: four rows at a time, of four or more, so that the last ones end with the
+ * rows. In a vector that is not full the last column stands in the place of others, for which no sums are kept. */
+TARGETED static Bits OF_WIDTH(pack_standing)(Factor f, Py_ssize_t depth, float *out, Py_ssize_t columns)
+{
+    Bits sizes = {0};
+    for (Py_ssize_t j = 0; j < columns; j += WIDTH) {
+        const float *x[WIDTH];
+        for (Py_ssize_t i = 0; i < WIDTH; i++) x[i] = f.data + (i + j < columns ? i + j : columns - 1) * f.right;
+        for (Py_ssize_t k = 0, rows; k < depth; k += rows) {
+            float *to = out + k * PART + j;
             Lane r[4], low[2], high[2];
+            rows = depth - k >= 8 || depth - k == 4 ? 4 : depth - k - 4;
             UNROLLED for (int i = 0; i < 4; i++)
             {
-                r[i] = FOURS(x + i * f.right, f.right);
+                r[i] = FOURS(x + i);
                 KEEP_SIZES(sizes, r[i]);
             }
             UNROLLED for (int i = 0; i < 2; i++)
@@ -61,30 +77,29 @@ TARGETED INLINED Bits OF_WIDTH(pack_standing)(Factor f, Py_ssize_t depth, float 
             STORE(to + PART, OF(shuffle_ps)(low[0], low[1], 0xee));
             STORE(to + 2 * PART, OF(shuffle_ps)(high[0], high[1], 0x44));
             STORE(to + 3 * PART, OF(shuffle_ps)(high[0], high[1], 0xee));
+            UNROLLED for (int i = 0; i < WIDTH; i++) x[i] += rows;
         }
+    }
     return sizes;
 }
 
-/* Pack what fills vectors as vectors, and what is left number by number. */
+/* Pack a part, and return whether all numbers are finite. */
 TARGETED static int OF_WIDTH(pack)(Factor f, Py_ssize_t depth, Py_ssize_t columns, float *out)
 {
-    Py_ssize_t vectors = columns / WIDTH, rows = f.right == 1 ? depth : depth / 4 * 4, whole = vectors * WIDTH;
-    Bits sizes = {0};
-    switch (f.right == 1 ? vectors : -vectors) {
+    Py_ssize_t whole = columns / WIDTH * WIDTH, end = (columns + WIDTH - 1) / WIDTH * WIDTH;
+    Bits sizes = {0}, others = {0};
+    if (f.right != 1 && depth < 4) return pack_numbers(f, (Ends){0, depth, 0, end}, columns, PART, out);
+    if (f.right != 1) return OF_WIDTH(are_finite)(OF_WIDTH(pack_standing)(f, depth, out, columns));
+    switch (whole / WIDTH) {
     case 1: sizes = OF_WIDTH(pack_lying)(f, depth, out, 1); break;
     case 2: sizes = OF_WIDTH(pack_lying)(f, depth, out, 2); break;
-    case -1: sizes = OF_WIDTH(pack_standing)(f, depth, out, 1); break;
-    case -2: sizes = OF_WIDTH(pack_standing)(f, depth, out, 2); break;
 #if VECTORS > 2
     case 3: sizes = OF_WIDTH(pack_lying)(f, depth, out, 3); break;
     case 4: sizes = OF_WIDTH(pack_lying)(f, depth, out, 4); break;
-    case -3: sizes = OF_WIDTH(pack_standing)(f, depth, out, 3); break;
-    case -4: sizes = OF_WIDTH(pack_standing)(f, depth, out, 4); break;
 #endif
     }
-    int is_finite = OF_WIDTH(are_finite)(sizes), end = (columns + WIDTH - 1) / WIDTH * WIDTH;
-    is_finite &= pack_numbers(f, (Ends){rows, depth, 0, whole}, whole, PART, out);
-    return is_finite & pack_numbers(f, (Ends){0, depth, whole, end}, columns, PART, out);
+    if (whole < end) others = OF_WIDTH(pack_first)(factor_from(f, 0, whole), depth, out + whole, columns - whole);
+    return OF_WIDTH(are_finite)(sizes) & OF_WIDTH(are_finite)(others);
 }
 
 /* --------------------------------------------------------------------------------- multiplying */
@@ -103,6 +118,8 @@ TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, const Sums
     EACH_ROW_OF_TILE
     {
         at[t] = s->data + t * s->down;
+        UNROLLED for (int j = 0; j < vectors * WIDTH; j += LINE)
+            __builtin_prefetch(sums->data + t * sums->stride + j, 1, 3); /* stored in when all terms are there */
         EACH_VECTOR sum[t][v] = sums->begins ? zero : LOAD(sums->data + t * sums->stride + v * WIDTH);
     }
     const float *ahead = s->ahead;
