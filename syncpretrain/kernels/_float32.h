@@ -19,8 +19,8 @@ enum {
     BLOCK = 1 << 17, BLOCK_ROWS = 1 << 10, /* of the left one at once: 512 KiB */
     MOST_STRIPS = BLOCK_ROWS / STRIP + 1,
     LINE = 16, /* floats of a line of a cache */
-    FEW = 2 * LINE, /* columns of a product for which no strip is copied */
     LISTED = 8, /* a place in a list costs as much as so many columns of a product */
+    SAMPLED = 16, /* one row of so many is looked at for zeros before the left factor is copied */
 };
 
 #define NO_NUMBER 0x7fc00000u
@@ -247,7 +247,14 @@ VECTORIZED static Py_ssize_t mark_nonzeros(Factor f, Py_ssize_t rows, Py_ssize_t
     return count;
 }
 
-/* Copy n numbers that lie side by side, from each of `depth` rows; list the rows in which not all are 0. */
+VECTORIZED static Py_ssize_t count_zeros(const float *x, Py_ssize_t n)
+{
+    uint32_t count = 0;
+    for (Py_ssize_t i = 0; i < n; i++) count += x[i] == 0;
+    return count;
+}
+
+/* Copy n numbers that lie side by side, from each of `depth` rows; list the rows in which not all are 0, if asked. */
 INLINED uint16_t *copy_columns(const float *from, Py_ssize_t stride, Py_ssize_t depth, float *to, uint16_t *places,
                                const int n)
 {
@@ -265,43 +272,51 @@ INLINED uint16_t *copy_columns(const float *from, Py_ssize_t stride, Py_ssize_t 
             memcpy(&last, from + n - 1, sizeof last);
             memcpy(to + n - 1, &last, sizeof last);
         }
+        if (places == NULL) continue;
         *places = (uint16_t)k;
         places += ((any | last) & sizes) != 0;
     }
     return places;
 }
 
-/* Set up a strip for so many columns of a product, with a list of its places where that pays. Rows with numbers
- * side by side stay as they lie, and others where few columns would use a copy. */
-static void lay_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, Py_ssize_t columns, Strip *s, float *block,
-                      uint16_t *places, const uint16_t *all)
+/* Copy the numbers of a strip, and list its places if asked. */
+static uint16_t *copy_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, float *to, uint16_t *places)
 {
-    uint8_t any[DEPTH];
-    *s = (Strip){f.data, f.down, f.right, rows, all, all + depth, NULL, 0, 1};
-    if (f.right == 1 && (depth - mark_nonzeros(f, rows, depth, any)) * columns > LISTED * depth) {
-        s->places = places;
-        s->end = list_nonzeros(any, depth, places);
-    }
-    if (f.right == 1 || columns <= FEW) return;
-    *s = (Strip){block, 1, rows, rows, places, places, NULL, 0, 1};
     switch (rows) {
-    case 1: s->end = copy_columns(f.data, f.right, depth, block, places, 1); break;
-    case 2: s->end = copy_columns(f.data, f.right, depth, block, places, 2); break;
-    case 3: s->end = copy_columns(f.data, f.right, depth, block, places, 3); break;
-    case 4: s->end = copy_columns(f.data, f.right, depth, block, places, 4); break;
-    case 5: s->end = copy_columns(f.data, f.right, depth, block, places, 5); break;
-    case 6: s->end = copy_columns(f.data, f.right, depth, block, places, 6); break;
+    case 1: return copy_columns(f.data, f.right, depth, to, places, 1);
+    case 2: return copy_columns(f.data, f.right, depth, to, places, 2);
+    case 3: return copy_columns(f.data, f.right, depth, to, places, 3);
+    case 4: return copy_columns(f.data, f.right, depth, to, places, 4);
+    case 5: return copy_columns(f.data, f.right, depth, to, places, 5);
+    default: return copy_columns(f.data, f.right, depth, to, places, 6);
     }
 }
 
-/* Set up the strips of some rows. */
-static void lay_strips(Factor f, Py_ssize_t rows, Py_ssize_t depth, Py_ssize_t columns, Float32Room *room)
+/* Set up the strips of some rows for so many columns of a product, with lists of their places where these pay.
+ * Rows with numbers side by side stay as they lie, and others where few columns would use a copy. */
+static void lay_strips(const Float32Form *form, Factor f, Py_ssize_t rows, Py_ssize_t depth, Py_ssize_t columns,
+                       Float32Room *room)
 {
-    Py_ssize_t strips = (rows + STRIP - 1) / STRIP;
+    Py_ssize_t strips = (rows + STRIP - 1) / STRIP, zeros = 0, counted = 0;
+    for (Py_ssize_t k = 0; f.right != 1 && k < depth; k += SAMPLED, counted += rows)
+        zeros += count_zeros(f.data + k * f.right, rows);
+    int has_lists = zeros * columns > LISTED * counted;
+    int is_copied = f.right != 1 && columns > (has_lists ? 2 * LINE : 4 * form->part);
     for (Py_ssize_t s = 0; s < strips; s++) {
         Py_ssize_t first = first_of_strip(rows, s), n = first_of_strip(rows, s + 1) - first;
-        lay_strip(factor_from(f, first, 0), n, depth, columns, room->strips + s, room->block + first * depth,
-                  room->places + s * DEPTH, room->all);
+        Factor own = factor_from(f, first, 0);
+        float *block = room->block + first * depth;
+        uint16_t *places = room->places + s * DEPTH, *end = NULL;
+        uint8_t any[DEPTH];
+        if (is_copied) {
+            end = copy_strip(own, n, depth, block, has_lists ? places : NULL);
+            own = (Factor){block, 1, n};
+        } else if (f.right == 1 && (depth - mark_nonzeros(own, n, depth, any)) * columns > LISTED * depth)
+            end = list_nonzeros(any, depth, places);
+        room->strips[s] = (Strip){own.data, own.down, own.right, n, places, end, NULL, 0, 1};
+        if (end != NULL) continue;
+        room->strips[s].places = room->all;
+        room->strips[s].end = room->all + depth;
     }
 }
 
@@ -355,7 +370,7 @@ static void multiply_rows(const Float32Form *form, Factor left, Factor right, Py
                           Sums sums, Float32Room *room)
 {
     Py_ssize_t lines = (sums.columns + LINE - 1) / LINE, groups = (LINE * lines + form->part - 1) / form->part;
-    lay_strips(left, rows, depth, sums.columns, room);
+    lay_strips(form, left, rows, depth, sums.columns, room);
     for (Py_ssize_t g = 0; g < groups; g++) {
         Py_ssize_t ends[3];
         for (Py_ssize_t i = 0; i < 3; i++) {

@@ -160,6 +160,24 @@ def test_rows_of_zeros_are_left_out(form):
 
 @COMPILED
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("zeros", [0, 0.5, 0.9])
+@pytest.mark.parametrize("columns", [20, 45, 300])  # copied, listed, or neither, by the number
+def test_zeros_and_what_is_not_finite_may_lie_anywhere(columns, zeros, form):
+    rng = np.random.default_rng(columns)
+    for inner in (1, 2, 3, 4, 5, 6, 7, 37):
+        a, b = some_factors(14, inner, columns)
+        a[:, rng.random(inner) < zeros] = 0
+        a[-1, 0], b[0] = 2.0**-140, b[0] * 2.0**100  # smaller than normal numbers, and yet felt
+        for k, j in ((-1, -1), (0, rng.integers(columns)), (rng.integers(inner), 0)):
+            b[k, j] = rng.choice([INF, NAN, 1])
+            expected = definition(a, b)
+            for left, right in product(LAYOUTS, LAYOUTS):
+                found = compiled(laid_out(a, left), laid_out(b, right), form=form)
+                assert_bits(found, expected, inner, left, right)
+
+
+@COMPILED
+@pytest.mark.parametrize("form", FORMS)
 def test_a_sum_of_zero_has_no_sign(form):
     tiny = np.float32(1e-30)
     a = np.array([[-tiny, 0], [-tiny, -0.0], [0, -tiny], [-0.0, -0.0]] * 3, dtype=np.float32)
