@@ -1,7 +1,5 @@
 """Ranks: their place in a job, messages and bells between them, how the loss of one is noticed."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -33,7 +31,7 @@ PORT = (1, "things")
 
 
 @contextmanager
-def transports(size: int):
+def transports(size):
     made = [Transport(engine, Timeouts(join=WAIT)) for engine in local_engines(size)]
     try:
         yield made

@@ -1,7 +1,5 @@
 """The witness of a job: it names the processes that die, in the order of their ends."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import select
@@ -59,7 +57,7 @@ def watching():
         os.close(writes)
 
 
-def speaker(address: str) -> subprocess.Popen[str]:
+def speaker(address):
     """A process that connects to the witness, and sends it the line that is written to it."""
     command = [sys.executable, "-I", "-S", "-c", SEEN, address.replace("\0", "@")]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -241,7 +239,7 @@ def two_hosts():
 
 
 @contextmanager
-def rank_of(own: job.Witness):
+def rank_of(own):
     """A process that a witness sees, and knows by its identifier."""
     address = own.address.replace("\0", "@")
     with subprocess.Popen(

@@ -1,7 +1,5 @@
 """The event log, its JSON Schema and docs/events.rst say the same."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

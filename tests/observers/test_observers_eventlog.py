@@ -1,7 +1,5 @@
 """What is kept of a run whose events are known: events.jsonl, its trace, and its history."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

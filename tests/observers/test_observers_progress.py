@@ -1,7 +1,5 @@
 """Progress: what live and plain lines say, how often they are drawn, and what they forecast."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

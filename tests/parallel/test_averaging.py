@@ -1,7 +1,5 @@
 """Averages of gradients: the tree of their mean, and members that are threads."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -317,7 +315,7 @@ def test_no_member_spins_where_the_container_has_fewer_cores(monkeypatch, quota,
     assert (barrier._spin > 0) == spins
 
 
-def parts_of(seed: int, shards: int, size: int) -> list[np.ndarray]:
+def parts_of(seed, shards, size):
     rng = np.random.default_rng(seed)
     scales = 10.0 ** rng.integers(-4, 5, (shards, 1))
     return list((rng.standard_normal((shards, size)) * scales).astype(np.float32))

@@ -1,7 +1,5 @@
 """The parameter server and its replicas: whole numbers add up exactly; how many replicas pay."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Asynchronous pretraining and fine-tuning: what does not depend on timing, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from randomstacks import normal_stack

@@ -1,7 +1,5 @@
 """Steps with own products: where they are taken, and the same bits in every runtime and form."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -45,7 +43,7 @@ MODELS = {
 }
 
 
-def bits_of(**settings) -> str:
+def bits_of(**settings):
     return pretrain(X, **(BASE | settings)).parameters_sha256
 
 
@@ -66,7 +64,7 @@ def test_every_form_of_the_products_has_the_same_bits(what):
 
 
 @pytest.fixture
-def taken(monkeypatch) -> Counter:
+def taken(monkeypatch):
     """Count the calls of own products outside of programs."""
     multiply, taken = precision.PRODUCTS["own"].multiply, Counter()
 

@@ -1,7 +1,5 @@
 """Streamed pretraining: what each layer computes, whoever computes it and whenever."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -24,7 +22,7 @@ from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.workers.streamed.pool import StreamPool
 
 
-def assert_is_as_defined(run) -> None:
+def assert_is_as_defined(run):
     """Compare a run with the definition: one minibatch after another, layer by layer.
 
     Each layer is trained by its learner's own gradient, whose tests are elsewhere.

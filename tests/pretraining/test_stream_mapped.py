@@ -1,12 +1,9 @@
 """Streamed pretraining on a file that is larger than the memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +59,7 @@ def large(tmp_path_factory):
 class TestMemory:
     """A file of 4 times the memory that a process may have."""
 
-    def limited(self, folder: Path, **settings) -> subprocess.CompletedProcess[str]:
+    def limited(self, folder, **settings):
         run = settings_from(
             (LARGE[1], 16, 8),
             data={"name": str(folder / "x.npy"), "validation": 0.01},

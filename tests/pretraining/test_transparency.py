@@ -1,8 +1,5 @@
 """However a run is executed, it ends in the same bits."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -22,14 +19,12 @@ from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import MomentumSchedule, settings_from
 
 LAYERS = (16, 12, 8, 5)
-Train = Callable[..., Stack]
 
 
 @pytest.fixture(scope="module")
-def train(bits) -> Train:
-    def run(**settings) -> Stack:
-        wanted = {"layers": LAYERS, "batch_size": 15, "epochs": 3} | settings
-        return pretrain(bits, **wanted)
+def train(bits):
+    def run(**settings):
+        return pretrain(bits, **{"layers": LAYERS, "batch_size": 15, "epochs": 3} | settings)
 
     return run
 

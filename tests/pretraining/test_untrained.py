@@ -1,7 +1,5 @@
 """Runs that begin with random weights, which only fine-tuning trains."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """``compare``: several starts and seeds, fine-tuned alike, and what the outcomes come to."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace

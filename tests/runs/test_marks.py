@@ -1,7 +1,5 @@
 """Models by updates, spaced by their logarithm."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One run: what is kept when it stops between its stages, and what decides its figures."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

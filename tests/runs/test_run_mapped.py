@@ -1,7 +1,5 @@
 """Streamed runs on a file: killed, resumed, changed meanwhile, and what follows them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The shelf of runs: states, as reports have them, names, damage, removal, and the model card."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -3,8 +3,6 @@
 Nothing is torn or lost, and every failure is told.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

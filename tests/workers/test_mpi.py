@@ -3,8 +3,6 @@
 Streamed layers answer a block before its last minibatch is done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing as mp

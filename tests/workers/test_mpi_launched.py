@@ -3,8 +3,6 @@
 Also on several hosts, which are network namespaces, and with parameters behind windows.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -32,7 +30,7 @@ ASYNC = ("--layers", "16,12,8", "--schedule", "async")
 WINDOWS = ("--exchange", "windows")
 
 
-def lacking() -> str | None:
+def lacking():
     """Return what emulated hosts lack here."""
     spec = importlib.util.spec_from_file_location("emulated_hosts", EMULATED_HOSTS)
     found = importlib.util.module_from_spec(spec)
@@ -51,7 +49,7 @@ def data(bits, tmp_path, monkeypatch):
     monkeypatch.setenv("OMPI_MCA_osc", "^ucx")  # which reports that it is not there
 
 
-def nobody_is_left(ranks) -> bool:
+def nobody_is_left(ranks):
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 

@@ -1,7 +1,5 @@
 """Layers on groups of ranks: collective operations, where layers go, and the bits of one thread."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Activations that ranks send instead of parameters: where, the same bits, failures told."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from localranks import local_ranks

@@ -1,7 +1,5 @@
 """Several workers in one layer: the bits depend on the shards alone."""
 
-from __future__ import annotations
-
 import pytest
 from trialruns import library_threads
 
@@ -60,8 +58,7 @@ def test_members_are_given_and_taken_while_a_run_goes_on(train, monkeypatch):
     """The lowest layer has both workers until layer 2 wakes, and the top one at its end."""
     from syncpretrain.workers.threads import ThreadsRuntime
 
-    given: list[tuple[int, int]] = []
-    set_workers = ThreadsRuntime.set_workers
+    given, set_workers = [], ThreadsRuntime.set_workers
 
     def note(self, layer, workers):
         given.append((layer, workers))

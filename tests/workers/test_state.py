@@ -1,7 +1,5 @@
 """Keys and names of states in a checkpoint, by which every version reads those of earlier ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
