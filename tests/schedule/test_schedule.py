@@ -32,7 +32,7 @@ from syncpretrain.schedule.kinds import (
     greedy_row,
     lockstep_row,
 )
-from syncpretrain.schedule.schedule import Schedule, Train
+from syncpretrain.schedule.schedule import Schedule
 
 
 @pytest.mark.parametrize("stops_early", [False, True])
@@ -70,28 +70,6 @@ def test_a_free_run_replays_under_any_timing(plans, drain, last, slots, seeds, s
     replayed = Schedule(plans, Fixed(recorded.reads), slots=slots[1])
     play(replayed, len(plans), slots[1], random.Random(seeds[1]), stops)
     assert replayed.reads == recorded.reads
-
-
-def test_lockstep_timeline_of_the_design():
-    #  time ->   1     2     3     4     5     6
-    #  layer 1   1(0)  2(0)  3(0)  4(0)
-    #  layer 2         1(1)  2(2)  3(3)  4(4)
-    #  layer 3               1(1)  2(2)  3(3)  4(4)
-    plans = [LayerPlan(4)] * 3
-    schedule = Schedule(plans, lockstep(plans), slots=3)
-    commands, timeline = schedule.begin(), []
-    while schedule.training:
-        column = [c for c in commands if isinstance(c, Train)]
-        timeline.append([f"{c.layer}:{c.epoch}({c.reads})" for c in column])
-        commands = [next_ for c in column for next_ in schedule.finished(c.layer)]
-    assert [sorted(column) for column in timeline] == [
-        ["1:1(0)"],
-        ["1:2(0)", "2:1(1)"],
-        ["1:3(0)", "2:2(2)", "3:1(1)"],
-        ["1:4(0)", "2:3(3)", "3:2(2)"],
-        ["2:4(4)", "3:3(3)"],
-        ["3:4(4)"],
-    ]
 
 
 OTHERS = [LayerPlan(4), LayerPlan(2, refresh_epochs=2), LayerPlan(7)]

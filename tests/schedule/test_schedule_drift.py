@@ -27,7 +27,7 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads
+from syncpretrain.schedule.kinds import Fixed, LayerPlan
 from syncpretrain.schedule.schedule import Past, Schedule, Train
 
 free = FREE["synchronized"]
@@ -156,16 +156,17 @@ def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
     for i in range(1, len(plans)):
         plan, published = plans[i], len(schedule.reads[i - 1])
         own = [min(k, plans[i - 1].epochs) for k in range(1, plan.epochs + 1)]
-        expected, known = list(own), own[-1]
-        judged = []
+        expected, known, judged = list(own), own[-1], []
         if plan.refresh_epochs:
             for version in range(own[-1] + 1, published + 1):
-                judged.append(version)
-                if run.positions.distance(i, known, version) > LEAST:
+                drift = run.positions.distance(i, known, version)
+                judged.append((known, version, drift, LEAST, drift > LEAST))
+                if drift > LEAST:
                     expected += [version] * plan.refresh_epochs
                     known = version
         assert list(schedule.reads[i]) == expected
-        assert [j.version for j in schedule.judged_since(0) if j.layer == i + 1] == judged
+        found = [j for j in schedule.judged_since(0) if j.layer == i + 1]
+        assert [(j.since, j.version, j.drift, j.least, j.wakes) for j in found] == judged
 
 
 @drawn("plans pace last cuts seed points", slots=many_slots)
@@ -215,31 +216,6 @@ def test_a_recorded_run_replays(plans, drain, slots, two, points):
     fixed = lambda plans: Fixed(recorded.reads)  # noqa: E731
     replayed, _ = played(plans, fixed, slots[1], two[1], points)
     assert replayed.reads == recorded.reads
-
-
-def told(schedule: Schedule, distances: Sequence[float]) -> Reads:
-    """Play two layers, the lower one's versions at these places; return the reads."""
-    commands = schedule.begin()
-    while schedule.training:
-        command = next(c for c in commands if isinstance(c, Train) and c.layer in schedule.training)
-        here = distances[command.epoch - 1] if command.layer == 1 else 0.0
-        drifts = {v: abs(here - distances[v - 1]) for v in command.against}
-        commands = [c for c in commands if c is not command]
-        commands += schedule.finished(command.layer, drifts=drifts)
-    return schedule.reads
-
-
-def test_drift_adds_up():
-    """Steps of 0.2 wake the layer at every third version, and a step back keeps it asleep."""
-    plans = by_drift([LayerPlan(9), LayerPlan(1, refresh_epochs=1)])
-    places = [0.0, 0.2, 0.4, 0.6, 0.4, 0.6, 0.8, 1.0, 1.2]
-    schedule = Schedule(plans, lockstep(plans), slots=2)
-    assert told(schedule, places)[1] == (1, 4, 9)
-    asleep = [j for j in schedule.judged_since(0) if not j.wakes]
-    judged = [(j.since, j.version) for j in asleep]
-    assert judged == [(1, 2), (1, 3), (4, 5), (4, 6), (4, 7), (4, 8)]
-    assert asleep[0].drift == pytest.approx(0.2)
-    assert (asleep[0].layer, asleep[0].least) == (2, LEAST)
 
 
 def test_with_one_layer_or_in_greedy_nothing_is_judged():
