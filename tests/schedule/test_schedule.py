@@ -92,18 +92,6 @@ def test_reads_where_layers_differ_in_epochs(plans, rule, reads):
     assert planned_reads(plans, rule) == reads
 
 
-def test_a_publisher_sleeps_while_two_versions_wait_unread():
-    plans = [LayerPlan(9), LayerPlan(9)]
-    schedule = Schedule(plans, lockstep(plans), slots=2)
-    schedule.begin()
-    for _ in range(3):  # layer 2 is stuck in its first epoch, on version 1
-        assert 1 in schedule.training
-        schedule.finished(1)
-    assert schedule.training == (2,)
-    schedule.finished(2)  # takes version 2, so one more may be published
-    assert set(schedule.training) == {1, 2}
-
-
 def test_free_pace_takes_the_newest_version_and_skips_the_rest():
     plans = [LayerPlan(5), LayerPlan(2, refresh_epochs=1)]
     schedule = Schedule(plans, free(plans), slots=2)
@@ -194,18 +182,6 @@ class TestStops:
             schedule.finished(2)
         assert schedule.reads == ((0,) * 4, (1, 2, 3, 4))
         assert schedule.is_finished
-
-    @pytest.mark.parametrize("pace", [lockstep, free])
-    def test_without_refreshes_a_stopped_layer_sleeps_for_good(self, pace):
-        plans = [LayerPlan(3), LayerPlan(3, refresh_epochs=0)]
-        schedule = Schedule(plans, pace(plans), slots=2)
-        schedule.begin()
-        schedule.finished(1)
-        schedule.finished(2, stops=True)
-        schedule.finished(1)
-        schedule.finished(1)
-        assert schedule.is_finished
-        assert schedule.reads == ((0,) * 3, (1,))
 
     @pytest.mark.parametrize(
         ("order", "reads"), [([1, 1, 1, 2, 2], (1, 2)), ([1, 2, 1, 2, 1, 2], (1, 2, 2))]
