@@ -14,7 +14,9 @@ import pytest
 import sabotage
 from contractruns import SERIAL, STATES, STREAM, driver, ended, of_one_layer, runs_of
 from layerprocesses import workers
+from moments import At
 from stackcomparisons import sound
+from trialruns import DieAt
 
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import (
@@ -128,19 +130,6 @@ def test_a_layer_that_diverges_for_good_is_named(bits, runtime, handoff):
     sound(caught.value.stack, LAYERS)
 
 
-class At:
-    """An observer that acts once, at the first event of a kind, layer and epoch."""
-
-    def __init__(self, kind, layer, epoch, act):
-        self.moment, self.act, self.seen = (kind, layer, epoch), act, []
-
-    def __call__(self, event):
-        kind, *place = self.moment
-        if isinstance(event, kind) and [event.layer, event.epoch] == place and not self.seen:
-            self.seen.append(time.monotonic())
-            self.act()
-
-
 @runs_of(serial=True)
 def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bits(
     bits, alone, tmp_path, runtime, handoff
@@ -156,7 +145,7 @@ def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bit
 
     states, events = [], []
     with runtime.around():
-        observers = [At(EpochFinished, 1, 3, act), events.append]
+        observers = [At(EpochFinished, act, layer=1, epoch=3), events.append]
         run = driver(bits, runtime, handoff, observers=observers, **LONG)
         run.save = lambda state, *, done, final: states.append(state()) if final else None
         with pytest.raises(RunInterrupted, match="epochs finished: layer 1: ") as caught:
@@ -288,31 +277,28 @@ def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, arrange, runti
 @pytest.mark.parametrize("kind", [EpochFinished, RunFinished])
 @runs_of(serial=True, shared=False)
 def test_an_error_of_an_observer_ends_the_run_as_it_is(bits, runtime, handoff, kind):
-    def observe(event: Event) -> None:
-        if isinstance(event, kind):
-            raise ZeroDivisionError("the observer's own")
-
+    fails = DieAt(kind, error=ZeroDivisionError("the observer's own"))
     with runtime.around(), pytest.raises(ZeroDivisionError, match="the observer's own"):
-        driver(bits, runtime, handoff, observers=[observe]).run()
+        driver(bits, runtime, handoff, observers=[fails]).run()
 
 
-@pytest.mark.parametrize("moment", [(EpochStarted, 1, 1), (EpochFinished, 2, 3)])
+@pytest.mark.parametrize(("kind", "layer", "epoch"), [(EpochStarted, 1, 1), (EpochFinished, 2, 3)])
 @runs_of(*STREAM, mortal=True)
 def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(
-    bits, alone, runtime, handoff, moment
+    bits, alone, runtime, handoff, kind, layer, epoch
 ):
     states: list[Any] = []
     # That a rank is lost is looked for a few times a second.
     seen_late = handoff == "epoch" and not runtime.replaces
     epochs = LONG | {"epochs": 400 if seen_late else 20}
     with runtime.around() as around:
-        kill = At(*moment, partial(runtime.kill, around))
+        kill = At(kind, partial(runtime.kill, around), layer=layer, epoch=epoch)
         run = driver(bits, runtime, handoff, observers=[kill], **epochs)
         run.save = lambda state, *, done, final: states.append(state())
         told = rf"^layer [1-3, ]+ failed (in|after|before) .*{runtime.death}$"
         with pytest.raises(WorkerError, match=told) as caught:
             run.run()
-        assert time.monotonic() - kill.seen[0] < DEATH_SECONDS
+        assert time.monotonic() - kill.since < DEATH_SECONDS
     sound(caught.value.stack, LAYERS)
     resume = states[-1] if states else None
     given = runtime.options | epochs
@@ -323,7 +309,7 @@ def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(
 @runs_of(*STREAM, replaced=True)
 def test_a_worker_that_is_killed_is_replaced_to_the_same_bits(bits, alone, runtime, handoff):
     told: list[str] = []
-    kill = At(EpochFinished, 2, 3, partial(runtime.kill, None))
+    kill = At(EpochFinished, partial(runtime.kill, None), layer=2, epoch=3)
     restarts = Restarts(3, told.append)
     run = driver(bits, runtime, handoff, observers=[kill], restarts=restarts, **LONG)
     assert run.run().parameters_sha256 == alone(runtime, handoff, **LONG).parameters

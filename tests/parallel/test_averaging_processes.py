@@ -81,11 +81,11 @@ def use_twice(handle, same) -> None:
 
 
 def report(handle, connection) -> None:
-    """Average until it fails; tell when and why."""
+    """Average until it fails; tell why."""
     try:
         for_ever(handle)
     except AveragingError as error:
-        connection.send((time.monotonic(), str(error)))
+        connection.send(str(error))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -138,7 +138,6 @@ def test_ways_to_go(way, text):
 
 
 def test_a_process_killed_at_any_moment_ends_all_others():
-    took = []
     with GradientAverager([(100, 100)], shards=3, workers=3, timeout=START_SECONDS) as averager:
         receiver, sender = SPAWN.Pipe(duplex=False)
         with (
@@ -150,22 +149,18 @@ def test_a_process_killed_at_any_moment_ends_all_others():
             with averager.worker(0) as worker:
                 worker.average(lambda *_: None)  # all are here
                 moment = time.monotonic() + random.random() * 0.05
-                killed = None
                 with pytest.raises(AveragingError) as caught:
                     while True:
                         worker.average(lambda *_: None)
-                        if killed is None and time.monotonic() > moment:
-                            killed = time.monotonic()
+                        if time.monotonic() > moment:
                             victim.kill()
-            took.append(time.monotonic() - killed)
-            assert receiver.poll(10), "the other process has heard of it"
-            at, text = receiver.recv()
-            took.append(at - killed)
+            left = moment + 10 - time.monotonic()
+            assert left > 0
+            assert receiver.poll(left), "the other process has heard of it"
+            text = receiver.recv()
     for found in (str(caught.value), text):
         assert found.startswith("rank 1 (process ")
         assert ") died" in found
-    assert max(took) < 10
-    print(f"heard of the death after {took[0]:.3f} s and {took[1]:.3f} s")
 
 
 def test_a_member_is_one_process_s():

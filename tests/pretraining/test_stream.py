@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from convolutionalruns import MODELS, driver
 from disturbedsteps import before_steps
+from folders import names_in
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import notices_of
 
@@ -161,10 +162,9 @@ def test_a_delay_as_long_as_the_epochs_below_is_pointed_out(bits, epochs, delay,
 
 def test_a_resumed_run_does_not_repeat_it(bits):
     events = []
-    # Threads may end before a state is saved.
-    states = states_of(streamed(bits, "rbm", delay=3, runtime="serial"))
     again = streamed(bits, "rbm", delay=3, observers=[events.append])
-    again.resume = states[0]
+    # Threads may end before a state is saved.
+    again.resume, *_ = states_of(streamed(bits, "rbm", delay=3, runtime="serial"))
     again.run()
     assert not notices_of(events)
 
@@ -182,11 +182,6 @@ class TestSettings:
                 {"early_stopping": "free-energy-gap"},
                 "early_stopping: got free-energy-gap with hand",
             ),
-            (
-                {"backend": "cupy", "shards": 2},
-                "backend: got cupy with handoff minibatch and minibatches in shards",
-            ),
-            ({"backend": "cupy", "runtime": "processes"}, "backend: got cupy with runtime proc"),
             ({"handoff": "epoch", "delay": 0.5}, "delay: got 0.5 with handoff epoch"),
             ({"delay": -1}, "delay: got -1"),
             ({"delay": 1001}, "delay: got 1001"),
@@ -244,10 +239,7 @@ class TestRun:
         assert report["parameters_sha256"] == load("run").parameters_sha256
         assert [layer["epochs"] for layer in report["layers"]] == [3, 3, 3]
         assert all(layer["busy_seconds"] > 0 for layer in report["layers"])
-        assert {path.name for path in (tmp_path / "run").iterdir()} >= {
-            "trace.json",
-            "events.jsonl",
-        }
+        assert set(names_in(tmp_path / "run")) >= {"trace.json", "events.jsonl"}
         out, _ = call("train", "--config", "run/config.toml", "--json", "--out", "again")
         assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 

@@ -1,6 +1,7 @@
 """Streamed pretraining on a file that is larger than the memory."""
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from largerdata import ROWS, STREAM, example_rows, mapped
+from moments import At
 
 from syncpretrain import Minibatches, finetune, pretrain
 from syncpretrain.data import load_dataset
@@ -160,24 +162,15 @@ class TestBits:
             pretrain(mapped(tmp_path, X), **STREAM)
 
 
-def damage(rows, place, value):
-    """Return an observer that writes a value into rows after the first epoch of layer 1."""
-
-    def observe(event):
-        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
-            rows[place, 4] = value
-
-    return observe
-
-
 class TestWrittenTo:
     """Data into which something writes while it is trained on."""
 
     def fails(self, X, place, message, *, value=np.nan, into=None, **options):
         """Fail while X is written to, or ``into`` the file that it is mapped from."""
-        observers = [damage(X if into is None else np.load(into, mmap_mode="r+"), place, value)]
+        rows = X if into is None else np.load(into, mmap_mode="r+")
+        write = At(EpochFinished, lambda: operator.setitem(rows, (place, 4), value), layer=1)
         with pytest.raises(WorkerError, match=message) as end:
-            pretrain(X, **{**STREAM, "runtime": "serial", "observers": observers, **options})
+            pretrain(X, **{**STREAM, "runtime": "serial", "observers": [write], **options})
         return end.value
 
     @pytest.mark.parametrize("runtime", ["serial", "threads", "processes"])

@@ -33,31 +33,26 @@ def test_another_seed_makes_another_stack(train):
     assert train(seed=0).parameters_sha256 != train(seed=1).parameters_sha256
 
 
-@pytest.mark.parametrize(
-    ("replay", "message"),
-    [
-        (((0, 0), (1,)), "the recorded run has 2 layers, this one 3"),
-        (((0, 0), (1, 0), (1,)), "replay: layer 2 reads the versions 1, 0"),
-        (((0, 0), (1, 3), (1,)), "replay: layer 2 reads the versions 1, 3.*of 1 to 2"),
-        (((), (), ()), "replay: layer 1 has 0 recorded epochs, expected 1 to 3"),
-        (((0,) * 7, (1,), (1,)), "replay: layer 1 has 7 recorded epochs, expected 1 to 3"),
-        (((0, 1), (1, 1), (1,)), "replay: layer 1 reads the versions 0, 1.*of 0 to 0"),
-    ],
-)
-def test_a_replay_that_cannot_be_is_refused(train, replay, message):
-    with pytest.raises(SettingsError, match=message):
-        train(replay=replay)
+REPLAYS = [
+    (((0, 0), (1,)), "the recorded run has 2 layers, this one 3"),
+    (((0, 0), (1, 0), (1,)), "replay: layer 2 reads the versions 1, 0"),
+    (((0, 0), (1, 3), (1,)), "replay: layer 2 reads the versions 1, 3.*of 1 to 2"),
+    (((), (), ()), "replay: layer 1 has 0 recorded epochs, expected 1 to 3"),
+    (((0,) * 7, (1,), (1,)), "replay: layer 1 has 7 recorded epochs, expected 1 to 3"),
+    (((0, 1), (1, 1), (1,)), "replay: layer 1 reads the versions 0, 1.*of 0 to 0"),
+]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        *(({"replay": replay}, message) for replay, message in REPLAYS),
         ({"observers": None}, "observers: got None, expected a list of functions"),
         ({"observers": [print, "log"]}, "observers: got 'log', expected functions of an event"),
         ({"resume": 3}, "resume: got 3, expected the path of a folder"),
     ],
 )
-def test_an_argument_of_another_type_is_refused(train, wrong, message):
+def test_a_wrong_argument_is_refused(train, wrong, message):
     with pytest.raises(SettingsError, match=message):
         train(**wrong)
 

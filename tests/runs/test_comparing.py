@@ -4,6 +4,7 @@ import math
 import sys
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -90,11 +91,8 @@ class TestSteps:
         self, quick, monkeypatch, unlabelled, batch, epochs
     ):
         taken, real = [], Finetuning.run
-        monkeypatch.setattr(
-            Finetuning,
-            "run",
-            lambda self, stack: (taken.append(self.options), real(self, stack))[1],
-        )
+        record = lambda self, stack: (taken.append(self.options), real(self, stack))[1]  # noqa: E731
+        monkeypatch.setattr(Finetuning, "run", record)
         settings = make_settings(finetune={"unlabelled": unlabelled, "batch_size": 60, "epochs": 3})
         compare(settings, make_data(), starts=("random",), seeds=(0,), labels=(10,))
         (options,) = taken
@@ -104,14 +102,8 @@ class TestSteps:
 class TestBaselines:
     def test_each_is_measured_with_the_labels_of_the_starts(self, quick):
         names = ("svc", "extra-trees", "spreading")
-        found = compare(
-            make_settings(),
-            make_data(),
-            starts=("random",),
-            seeds=(0,),
-            labels=(10,),
-            baselines=names,
-        )
+        how = {"starts": ("random",), "seeds": (0,), "labels": (10,), "baselines": names}
+        found = compare(make_settings(), make_data(), **how)
         assert [(x.start, x.labels) for x in found] == [("random", 10), *((n, 10) for n in names)]
         for outcome in found[1:]:  # of two prototypes with a tenth of the bits flipped
             assert outcome.test <= 0.2
@@ -210,12 +202,9 @@ BEGIN = partial(pytest.fail, "work was begun")
 class TestRefused:
     @pytest.fixture(autouse=True)
     def no_work(self, monkeypatch):
-        def fail(*arguments, **options):
-            raise AssertionError("work was begun")
-
-        monkeypatch.setattr(comparing, "random_stack", fail)
-        monkeypatch.setattr(Pretraining, "run", fail)
-        monkeypatch.setattr(Finetuning, "run", fail)
+        fail = Mock(side_effect=AssertionError("work was begun"))
+        for place, name in ((comparing, "random_stack"), (Pretraining, "run"), (Finetuning, "run")):
+            monkeypatch.setattr(place, name, fail)
 
     @pytest.mark.parametrize(
         ("match", "changes"),
@@ -291,12 +280,10 @@ class TestRefused:
             compare(make_settings(), make_data())
 
     def test_what_is_fine_begins_to_work(self):
-        begun = []
+        begin, labels = Mock(), (10, 60, None)
         with pytest.raises(AssertionError, match="work was begun"):
-            compare(
-                make_settings(), make_data(), labels=(10, 60, None), begin=lambda: begun.append(1)
-            )
-        assert begun == [1]
+            compare(make_settings(), make_data(), labels=labels, begin=begin)
+        begin.assert_called_once_with()
 
 
 class TestSummarized:

@@ -7,12 +7,14 @@ import json
 import math
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
-from trialruns import Abort, died, notices_of, settings_on
+from moments import At, told_by
+from trialruns import Abort, died, settings_on
 
 from syncpretrain import Stack, finetune, load, pretrain
 from syncpretrain.errors import (
@@ -41,6 +43,7 @@ from syncpretrain.workers.state import EPOCHS_STATE, FINETUNE_STATE, FinetuneSta
 
 LAYERS = (16, 10, 6, 4)
 BASE = {"epochs": 3, "batch_size": 40, "seed": 3}
+INTERRUPT = partial(signal.raise_signal, signal.SIGINT)
 VARIANTS = {
     "lockstep": {},
     "refreshes": {"epochs": (3, 1, 1), "refresh_epochs": (0, 2, 1)},
@@ -264,13 +267,9 @@ def test_a_call_that_is_stopped_and_repeated_has_the_whole_history(tmp_path, bit
     call |= {"validation": bits[160:]}
     whole = pretrain(bits[:160], **call)
     for n in (1, 5, 9, 15, 16):
-
-        def interrupt(event, seen=itertools.count(1), n=n) -> None:  # noqa: B008
-            if isinstance(event, EpochFinished) and next(seen) == n:
-                signal.raise_signal(signal.SIGINT)
-
         with pytest.raises(RunInterrupted):
-            pretrain(bits[:160], observers=[interrupt], resume=tmp_path, **call)
+            observers = [At(EpochFinished, INTERRUPT, n)]
+            pretrain(bits[:160], observers=observers, resume=tmp_path, **call)
         resumed = pretrain(bits[:160], resume=tmp_path, **call)
         assert resumed.history == whole.history
         assert resumed.info.get("verdict") == whole.info.get("verdict")
@@ -279,12 +278,7 @@ def test_a_call_that_is_stopped_and_repeated_has_the_whole_history(tmp_path, bit
 @pytest.mark.parametrize("n", range(1, 17))
 def test_the_verdict_on_a_call_is_that_of_one_that_was_not_stopped(tmp_path, n):
     call = {"layers": (16, 8), **GROWING, "resume": tmp_path}
-    seen = itertools.count(1)
-
-    def interrupt(event) -> None:
-        if isinstance(event, (EpochStarted, EpochFinished)) and next(seen) == n:
-            signal.raise_signal(signal.SIGINT)
-
+    interrupt = At((EpochStarted, EpochFinished), INTERRUPT, n)
     with pytest.raises(RunInterrupted):
         pretrain(of_rank_two(42), observers=[interrupt], **call)
     with pytest.warns(PoorResultWarning, match=r"error grew from 1\.7\d* to 2\.0"):
@@ -331,10 +325,8 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits)
     # Only the newest two are kept.
     older, newer = sorted((folder / CHECKPOINTS_NAME).glob("pretrain-*"))
     newer.write_bytes(newer.read_bytes()[:-1])
-    reported = []
-    report = resume_run(folder, observers=[reported.append])
+    report, messages = told_by(resume_run, folder)
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = notices_of(reported)
     assert any(newer.name in message and "one before it" in message for message in messages)
     assert older.name < newer.name
 
@@ -349,10 +341,9 @@ def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch):
             raise RuntimeError("out of luck")
 
     before_steps(monkeypatch, fail)
-    wanted, reported = settings(tmp_path, bits, max_restarts=1), []
-    report = train_run(wanted, out=tmp_path / "run", observers=[reported.append])
+    wanted = settings(tmp_path, bits, max_restarts=1)
+    report, messages = told_by(train_run, wanted, out=tmp_path / "run")
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = notices_of(reported)
     assert any("layer 2 failed" in message and "going on" in message for message in messages)
 
 

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from folders import full
+from moments import At, told_by
 from trialruns import Abort, DieAt, notices_of, settings_on
 
 from syncpretrain import load, storage
@@ -108,13 +110,10 @@ class TestFinalFiles:
     def test_a_stopped_run_keeps_its_model_elsewhere(self, settings, tmp_path, monkeypatch, rescue):
         disk = Disk(monkeypatch, tmp_path / "run")
 
-        def stop(event) -> None:
-            if isinstance(event, EpochFinished) and event.layer == 2:
-                disk.is_full = True
-                os.kill(os.getpid(), 2)
-
+        fill = At(EpochFinished, partial(setattr, disk, "is_full", True), layer=2)
+        stop = At(EpochFinished, partial(signal.raise_signal, signal.SIGINT), layer=2)
         with pytest.raises(RunInterrupted, match="What was learned so far is in") as caught:
-            train_run(settings, out=tmp_path / "run", observers=[stop])
+            train_run(settings, out=tmp_path / "run", observers=[fill, stop])
         (kept,) = rescue.iterdir()
         assert str(kept / MODEL_NAME) in str(caught.value)
         assert load(kept).widths == LAYERS
@@ -159,9 +158,8 @@ class TestFinalFiles:
 
     def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.runs.run.write_trace", full)
-        events: list[Event] = []
-        train_run(settings, out=tmp_path / "run", observers=[events.append])
-        assert any("trace.json could not be written" in x for x in notices_of(events))
+        _, notices = told_by(train_run, settings, out=tmp_path / "run")
+        assert any("trace.json could not be written" in notice for notice in notices)
 
 
 class TestCheckpointsFolder:
@@ -190,9 +188,8 @@ class TestCheckpointsFolder:
 
     def test_a_folder_that_cannot_be_deleted_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.runs.checkpoints.prune_checkpoints", full)
-        events: list[Event] = []
-        train_run(settings, out=tmp_path / "run", observers=[events.append])
-        assert any("could not be deleted" in x for x in notices_of(events))
+        _, notices = told_by(train_run, settings, out=tmp_path / "run")
+        assert any("could not be deleted" in notice for notice in notices)
 
     @pytest.mark.parametrize("pace", ["lockstep", "free"])
     def test_fine_tuning_of_a_lost_pretraining_is_not_gone_on_with(self, tmp_path, bits, pace):
@@ -266,10 +263,7 @@ class TestSigterm:
     def test_before_the_pretrained_stack_is_saved_it_is(
         self, settings, tmp_path, monkeypatch, signum
     ):
-        def stop(event) -> None:
-            if isinstance(event, EpochFinished) and event.layer == 1:
-                signal.raise_signal(signal.SIGTERM)
-
+        stop = At(EpochFinished, end, layer=1)
         with pytest.raises(RunInterrupted):
             train_run(settings, out=tmp_path / "run", observers=[stop])
         early = load(tmp_path / "run").parameters_sha256
@@ -407,8 +401,6 @@ class TestEventLog:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
     def test_a_full_disk_does_not_stop_a_run(self, settings, whole, tmp_path, monkeypatch):
-        events: list[Event] = []
-
         enter = EventLog.__enter__
 
         def opened(self):
@@ -417,9 +409,9 @@ class TestEventLog:
 
         monkeypatch.setattr(EventLog, "__enter__", opened)
         (tmp_path / "run").mkdir()
-        report = train_run(settings, out=tmp_path / "run", observers=[events.append])
+        report, notices = told_by(train_run, settings, out=tmp_path / "run")
         assert report["parameters_sha256"] == whole
-        assert any("lacks the last" in x for x in notices_of(events))
+        assert any("lacks the last" in notice for notice in notices)
 
     def test_it_is_on_the_disk_before_the_pretrained_stack(self, settings, tmp_path, monkeypatch):
         """A lost machine loses the end of a log that was not flushed; a replay needs it."""

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 import tomli_w
-from trialruns import Abort, DieAt, died, notices_of
+from moments import told_by
+from trialruns import Abort, DieAt, died
 
 from syncpretrain import load
 from syncpretrain.array_files import read_arrays
@@ -46,13 +47,6 @@ def settings_of(folder: Path, bits, y=None, *, objective="reconstruction", run=N
         run={"checkpoint_every": "1"} | (run or {}),
         **{"blas_threads": 1, "epochs": 3, "batch_size": 40, "seed": 3} | changed,
     )
-
-
-def told_by(function, *arguments, **options) -> tuple[dict, list[str]]:
-    """Return a report and every notice."""
-    events: list[Event] = []
-    report = function(*arguments, observers=[events.append], **options)
-    return report, notices_of(events)
 
 
 def labels_for(bits):

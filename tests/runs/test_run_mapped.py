@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from largerdata import LAYERS, ROWS, example_rows
-from trialruns import notices_of
+from moments import At, told_by
 
 from syncpretrain import load
 from syncpretrain.data import load_dataset, readers
@@ -82,11 +82,7 @@ class TestRun:
 
     def test_a_bad_value_that_is_written_meanwhile_is_named(self, file, call):
         X = np.load(file, mmap_mode="r+")
-
-        def damage(event):
-            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
-                X[:, 7] = np.nan
-
+        damage = At(EpochFinished, lambda: X[:, 7].fill(np.nan), layer=1, epoch=1)
         message = r"layer 1 failed in epoch .: DataError: x\.npy: got nan at row \d+, column 7"
         with pytest.raises(WorkerError, match=message):
             train_run(self.options(runtime="serial"), out=Path("run"), observers=[damage])
@@ -170,10 +166,9 @@ class TestRun:
     def test_fortran_order_is_read_into_memory_with_a_word(self, file, shape):
         X = example_rows("float32")
         np.save(file, np.asfortranarray(X.reshape(shape)))
-        events = []
-        train_run(self.options(), out=Path("run"), observers=[events.append])
-        assert any("is in Fortran order" in message for message in notices_of(events))
-        assert len([e for e in events if isinstance(e, EpochFinished)]) == 6
+        report, notices = told_by(train_run, self.options(), out=Path("run"))
+        assert any("is in Fortran order" in notice for notice in notices)
+        assert [layer["epochs"] for layer in report["layers"]] == [3, 3]
 
     def test_bytes_of_0_and_1_are_pointed_out(self, file):
         np.save(file, (example_rows("float32") < 0.5).astype(np.uint8))

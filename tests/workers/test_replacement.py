@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from killings import killed_streamed_layer, killed_worker
 from layerprocesses import workers
+from moments import At
 from trialruns import notices_of, settings_on
 
 from syncpretrain.errors import RunInterrupted, WorkerError
@@ -156,20 +157,11 @@ def test_a_streamed_layer_reads_again_what_it_read(bits, monkeypatch, tmp_path, 
     assert len(run.replaced) == 6
 
 
-class KillWhen:
-    """Kill the processes of some layers at the first events of some kinds."""
-
-    def __init__(self, *moments: tuple[type[Event], int, int, int]) -> None:
-        self.left = list(moments)  # kind, layer and epoch, and the layer to be killed
-
-    def __call__(self, event: Event) -> None:
-        for moment in list(self.left):
-            kind, layer, epoch, killed = moment
-            if isinstance(event, kind) and (event.layer, event.epoch) == (layer, epoch):
-                self.left.remove(moment)
-                child = workers()[killed]
-                child.send_signal(signal.SIGSTOP)  # so that it cannot be done before
-                child.kill()
+def kill(layer: int) -> None:
+    """Kill the process of a layer."""
+    child = workers()[layer]
+    child.send_signal(signal.SIGSTOP)  # so that it cannot be done before
+    child.kill()
 
 
 @BOTH
@@ -178,9 +170,13 @@ def test_so_are_processes_that_have_nothing_to_do_or_are_done(bits, handoff):
     run = Run(bits, handoff, epochs=(2, 60, 60), **({"delay": 1} if handoff == "minibatch" else {}))
     run.options["workers"] = 2
     wanted = run.sha256(runtime="serial")
-    kills = KillWhen((EpochStarted, 1, 1, 3), (EpochFinished, 2, 9, 1), (EpochFinished, 3, 8, 2))
-    assert run.sha256(observers=[kills]) == wanted
-    assert not kills.left
+    kills = [
+        At(EpochStarted, partial(kill, 3), layer=1, epoch=1),
+        At(EpochFinished, partial(kill, 1), layer=2, epoch=9),
+        At(EpochFinished, partial(kill, 2), layer=3, epoch=8),
+    ]
+    assert run.sha256(observers=kills) == wanted
+    assert all(at.since for at in kills)
     assert set(run.replaced) <= {1, 2, 3}
     assert 3 in run.replaced, "what dies after the last minibatch need not be replaced"
 
@@ -193,12 +189,9 @@ def test_a_run_that_lost_processes_is_resumed_to_the_same_bits(
     wanted = run.sha256(runtime="serial")
     states: list[Any] = []
 
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (2, 12):
-            signal.raise_signal(signal.SIGINT)
-
+    interrupt = At(EpochFinished, partial(signal.raise_signal, signal.SIGINT), layer=2, epoch=12)
     arrange(monkeypatch, tmp_path, [(2, "step", 37), (1, "step", 55), (3, "kept", 30)])
-    stopped = run.driver([observe])
+    stopped = run.driver([interrupt])
     stopped.save = lambda state, *, done, final: states.append(state()) if final else None
     with pytest.raises(RunInterrupted):
         stopped.run()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import sabotage
 from layerprocesses import ended, workers
+from moments import At
 from namedmemory import named_memory
 from stackcomparisons import sound
 from trialruns import pretrain_within
@@ -103,15 +104,10 @@ def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
 
 @HANDOFFS
 def test_a_process_killed_before_its_first_epoch(bits, new_interpreters, handoff):
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochStarted) and (event.layer, event.epoch) == (1, 1):
-            workers()[3].kill()
-
+    kill = At(EpochStarted, lambda: workers()[3].kill(), layer=1, epoch=1)
     delay = {"delay": 500} if handoff == "minibatch" else {}
     with pytest.raises(WorkerError, match=r"^layer 3 failed before its first epoch: its process"):
-        pretrain(
-            bits, **WANTED | {"observers": [observe], "epochs": 2000}, handoff=handoff, **delay
-        )
+        run(bits, observers=[kill], epochs=2000, handoff=handoff, **delay)
 
 
 def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
@@ -173,25 +169,20 @@ def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(
 def test_a_stuck_minibatch_holds_nobody_up(bits, monkeypatch):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
 
-    def observe(event: Event) -> None:
-        if isinstance(event, Progress) and event.layer == 1 and event.epoch == 2 and not asked:
-            asked.append(event)
-            signal.raise_signal(signal.SIGINT)
-
-    asked: list[Event] = []
+    interrupt = At(Progress, partial(signal.raise_signal, signal.SIGINT), layer=1, epoch=2)
     since = time.monotonic()
     with pytest.raises(RunInterrupted):
-        run_within(Timeouts(drain=0.2), bits, observers=[observe], layers=(16, 12))
+        run_within(Timeouts(drain=0.2), bits, observers=[interrupt], layers=(16, 12))
     assert time.monotonic() - since < WAIT
 
 
 def test_a_signal_at_the_very_start_ends_no_process(bits, new_interpreters):
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochStarted) and event.layer == 1 and event.epoch == 1:
-            for child in workers().values():
-                child.send_signal(signal.SIGINT)
-                child.send_signal(signal.SIGTERM)
+    def signal_all() -> None:
+        for child in workers().values():
+            child.send_signal(signal.SIGINT)
+            child.send_signal(signal.SIGTERM)
 
+    observe = At(EpochStarted, signal_all, layer=1, epoch=1)
     wanted = run(bits, runtime="serial").parameters_sha256
     assert run(bits, observers=[observe]).parameters_sha256 == wanted
 
@@ -256,12 +247,8 @@ def test_the_processes_of_a_killed_parent_end_by_themselves(moment, handoff):
 
 def test_a_stall_is_told_with_the_stacks_of_all_processes(bits, monkeypatch, capfd):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
-    times = Timeouts()
-
-    def hurry(event: Event) -> None:  # the processes may start as slowly as they like
-        if isinstance(event, EpochFinished) and event.layer == 2:
-            object.__setattr__(times, "stall", 0.7)
-
+    times = Timeouts()  # the processes may start as slowly as they like
+    hurry = At(EpochFinished, partial(object.__setattr__, times, "stall", 0.7), layer=2)
     with pytest.raises(StalledError, match=r"no minibatch was trained for 0\.7 s, by layer 1"):
         run_within(times, bits, observers=[hurry])
     written = capfd.readouterr().err
@@ -298,45 +285,36 @@ def test_a_lent_thread_comes_back_when_called_or_after_a_while():
     assert number[0] == 0
 
 
-def suspended(layer: int, then: Callable[[], None], stopped: list[int]):
+def suspended(layer: int, then: Callable[[], None]) -> At:
     """Return an observer that suspends a layer's process in its second epoch, and does more."""
 
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochStarted) and event.layer == layer and event.epoch > 1:
-            if stopped:
-                return
-            stopped.append(workers()[layer].pid)
-            workers()[layer].send_signal(signal.SIGSTOP)
-            then()
+    def act() -> None:
+        workers()[layer].send_signal(signal.SIGSTOP)
+        then()
 
-    return observe
+    return At(EpochStarted, act, layer=layer, epoch=2)
 
 
 def test_a_suspended_process_is_a_stall(bits, capfd):
-    stopped, times = [], Timeouts()
-
-    def hurry() -> None:  # the processes may start as slowly as they like
-        object.__setattr__(times, "stall", 0.7)
-
-    observers = [suspended(2, hurry, stopped)]
-    run = streamed(bits, observers=observers, epochs=LONG, workers=2, times=times)
+    times = Timeouts()  # the processes may start as slowly as they like
+    suspend = suspended(2, partial(object.__setattr__, times, "stall", 0.7))
+    run = streamed(bits, observers=[suspend], epochs=LONG, workers=2, times=times)
     with pytest.raises(StalledError, match=r"no minibatch was trained for|took more than 0.7 s"):
         run.run()
-    assert stopped
+    assert suspend.since
     told = capfd.readouterr().err
     assert re.search(r'workers/processes\.py", line \d+ in main', told), "where the others stand"
 
 
 @pytest.mark.parametrize("layer", [1, 3])
 def test_a_suspended_process_does_not_keep_a_signal_from_ending_the_run(bits, layer):
-    stopped, saved = [], []
-    interrupt = partial(signal.raise_signal, signal.SIGINT)
-    observers, times = [suspended(layer, interrupt, stopped)], Timeouts(drain=0.3)
-    run = streamed(bits, observers=observers, epochs=LONG, workers=3, times=times)
+    suspend, saved = suspended(layer, partial(signal.raise_signal, signal.SIGINT)), []
+    times = Timeouts(drain=0.3)
+    run = streamed(bits, observers=[suspend], epochs=LONG, workers=3, times=times)
     run.save = lambda state, *, done, final: saved.append(final)
     with pytest.raises(RunInterrupted) as caught:
         run.run()
-    assert stopped
+    assert suspend.since
     assert True not in saved, "no state without that of the suspended layer"
     sound(caught.value.stack, LAYERS)
 
