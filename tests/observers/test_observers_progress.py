@@ -287,8 +287,6 @@ class TestPlain:
 
 
 class Refusing(StringIO):
-    """A file that takes nothing."""
-
     def __init__(self, error):
         super().__init__()
         self.error, self.asked = error, 0

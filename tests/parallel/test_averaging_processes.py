@@ -72,7 +72,6 @@ def leave_by(handle, way: str) -> None:
 
 
 def use_twice(handle, same) -> None:
-    """Be two workers, in one process."""
     with handle as a, same as b:
         assert a.parameters[0][0] == b.parameters[0][0] == 0
         a.parameters[0][0] = 5

@@ -235,8 +235,6 @@ class TestFinetuning:
 
 
 class TestRuns:
-    """Whole runs with a folder, which go on from their checkpoints."""
-
     @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
     @pytest.mark.parametrize(
         ("kind", "number"), [(EpochFinished, 1), (EpochFinished, 3), (FinetuneEpochFinished, 2)]

@@ -55,7 +55,6 @@ def assert_is_as_defined(run):
 
 
 def states_of(run):
-    """Run; return the states that are saved meanwhile."""
     states = []
     run.save = lambda state, *, done, final: states.append(state())
     run.run()
@@ -223,8 +222,6 @@ def test_what_a_file_says_of_its_hand_over_goes_with_it(
 
 
 class TestRun:
-    """A streamed run by the command line."""
-
     OPTIONS = ("--layers", "64,20,12,5", "--data", "x.npy", "--epochs", 3, "--handoff", "minibatch")
 
     @pytest.fixture(autouse=True)

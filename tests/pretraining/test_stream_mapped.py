@@ -59,8 +59,6 @@ def large(tmp_path_factory):
 
 
 class TestMemory:
-    """A file of 4 times the memory that a process may have."""
-
     def limited(self, folder, **settings):
         run = settings_from(
             (LARGE[1], 16, 8),
@@ -163,8 +161,6 @@ class TestBits:
 
 
 class TestWrittenTo:
-    """Data into which something writes while it is trained on."""
-
     def fails(self, X, place, message, *, value=np.nan, into=None, **options):
         """Fail while X is written to, or ``into`` the file that it is mapped from."""
         rows = X if into is None else np.load(into, mmap_mode="r+")

@@ -33,7 +33,6 @@ def figures(outcomes):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Fine-tune for few steps only."""
     monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
 
 

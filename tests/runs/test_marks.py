@@ -26,7 +26,6 @@ def arrays_of(stack, handoff):
 
 
 def marked(bits, runtime, handoff, *, resume=None, into=None, **more):
-    """Return the arrays of all marks, by layer and update."""
     found = {} if into is None else into
 
     def take(layer, update, stack):

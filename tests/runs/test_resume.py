@@ -60,7 +60,6 @@ def pretraining(bits: np.ndarray, variant: str, **changed) -> Pretraining:
 
 
 def states_of(bits: np.ndarray) -> list[PretrainState]:
-    """Return the state after each epoch of a run."""
     states: list[PretrainState] = []
     pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
     return states

@@ -48,7 +48,6 @@ def settings(tmp_path, bits):
 
 @pytest.fixture
 def rescue(tmp_path, monkeypatch):
-    """The folder where temporary ones are made."""
     folder = tmp_path / "rescue"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -57,7 +56,6 @@ def rescue(tmp_path, monkeypatch):
 
 @pytest.fixture
 def whole(settings, tmp_path) -> str:
-    """The parameters of a run on a disk with room."""
     return train_run(settings, out=tmp_path / "whole")["parameters_sha256"]
 
 

@@ -33,7 +33,6 @@ OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"
 
 
 def saved_data(folder: Path, X, y=None) -> str:
-    """Write examples beside the run, with labels if there are any."""
     path = folder / "data.npz"
     np.savez(path, X=X) if y is None else np.savez(path, X=X, y=y)
     return str(path)
@@ -54,7 +53,6 @@ def labels_for(bits):
 
 
 def with_others(bits, *at):
-    """Return a copy whose values at a place are others."""
     changed = bits.copy()
     changed[at] = 1 - changed[at]
     return changed
@@ -148,7 +146,6 @@ class TestData:
 
 
 def change_settings(folder: Path, section: str, **values) -> None:
-    """Change what the run's config.toml says."""
     config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
     config[section] |= values
     (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
@@ -245,7 +242,6 @@ class TestReplay:
 
     @pytest.fixture
     def whole(self, settings, tmp_path):
-        """The parameters after a replay that was not stopped."""
         report = train_run(settings, out=tmp_path / "whole", replay=self.READS)
         return report["parameters_sha256"]
 

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.usefixtures("measures_anew")
 
 
 class TestRun:
-    """A run by the command line on a .npy file that stays on the disk."""
-
     @pytest.fixture
     def file(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)

@@ -19,8 +19,6 @@ from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Tra
 
 @dataclass
 class Definition:
-    """What the schedule of a run must say."""
-
     plans: Sequence[LayerPlan]
     pace: Pace
     slots: int

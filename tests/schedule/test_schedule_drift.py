@@ -59,8 +59,6 @@ class Positions:
 
 
 class Drifting(Play):
-    """A run whose versions drift."""
-
     def __init__(self, plans: Sequence[LayerPlan], seed: int, points: int, last: Sequence[int]):
         super().__init__(Memory(len(plans)), random.Random(seed), stops_after(last))
         self.positions = Positions(points, len(plans))

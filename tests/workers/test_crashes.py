@@ -80,7 +80,6 @@ def test_a_keyboard_interrupt_stays_one(bits, monkeypatch, runtime):
 
 
 def test_the_first_of_two_failures_wins(bits, monkeypatch, closing):
-    """Layer 2 fails once the driver has been told of the failure of layer 1."""
 
     def fail(rbm: RBM, epoch: int, step: int) -> None:
         if (rbm.layer, epoch) == (1, 2):

@@ -215,7 +215,6 @@ def raised():
 
 @pytest.fixture
 def remote():
-    """Return a layer, its link, and the ranks at its end."""
     ranks = Ranks()
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
     link = RankLink(2, ranks)

@@ -31,7 +31,6 @@ WINDOWS = ("--exchange", "windows")
 
 
 def lacking():
-    """Return what emulated hosts lack here."""
     spec = importlib.util.spec_from_file_location("emulated_hosts", EMULATED_HOSTS)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)

@@ -55,7 +55,6 @@ class Run:
 
     @property
     def replaced(self) -> list[int]:
-        """The layer of every message of a replacement."""
         pattern = (
             r"warning: layer (\d) failed (?:in epoch \d+|after epoch \d+|before its first epoch):"
             r" its process \d+ was killed by SIGKILL; a new process goes on from its last state"
@@ -158,7 +157,6 @@ def test_a_streamed_layer_reads_again_what_it_read(bits, monkeypatch, tmp_path, 
 
 
 def kill(layer: int) -> None:
-    """Kill the process of a layer."""
     child = workers()[layer]
     child.send_signal(signal.SIGSTOP)  # so that it cannot be done before
     child.kill()

@@ -341,7 +341,6 @@ class Dead:
 
 
 def connected(error):
-    """Return a layer with a worker that ended with an error."""
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
     place = SimpleNamespace(progress=np.zeros(3), stop=lambda: None)
     layer.connect(Dead(error), LinkedStream(place, [layer], list, Timeouts()))

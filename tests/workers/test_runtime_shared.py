@@ -110,7 +110,6 @@ SIZE = RingSize(minibatches=5, rows=3, passes=3, held_out=2, width=4)
 
 @pytest.fixture
 def shared():
-    """Return shared memory for rings."""
     memory = SharedSplits.create(SIZE.all_rows, SIZE.width, 1)
     yield memory
     memory.close()
