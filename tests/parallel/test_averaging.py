@@ -1,6 +1,7 @@
 """Averages of gradients: the tree of their mean, and members that are threads."""
 
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -129,11 +130,11 @@ def test_an_exception_in_one_member_is_told_to_all_others():
     with GradientAverager([(50,)], shards=4, workers=4, timeout=SECONDS) as averager:
         outcomes = together(averager, 4, work)
     assert isinstance(outcomes.pop(2), OverflowError)
+    assert issubclass(AveragingError, SyncpretrainError)
     for error in outcomes:
         assert isinstance(error, AveragingError)
-        assert isinstance(error, SyncpretrainError)
-        assert str(error).startswith("rank 2 (process ")
-        assert str(error).endswith(" failed: OverflowError: the loss is nan")
+        told = r"rank 2 \(process .* failed: OverflowError: the loss is nan"
+        assert re.fullmatch(told, str(error))
 
 
 def test_an_update_that_fails_breaks_the_barrier_even_if_its_member_goes_on():
@@ -167,22 +168,18 @@ def test_who_leaves_while_others_still_wait_is_named():
         outcomes = together(averager, 2, work)
     assert outcomes[0] is None, "it did nothing wrong by its own lights"
     assert isinstance(outcomes[1], AveragingError)
-    assert str(outcomes[1]).startswith("rank 0 (process ")
-    assert str(outcomes[1]).endswith(" has left")
+    assert re.fullmatch(r"rank 0 \(process .* has left", str(outcomes[1]))
 
 
 def test_who_is_late_is_named():
+    told = r"^rank 0 \(process .*waited 0\.2 s for rank 1 \(process .*, rank 2 \(never started\)$"
     with (
         GradientAverager([(50,)], shards=3, workers=3, timeout=0.2) as averager,
         averager.worker(1),
-        pytest.raises(AveragingError) as caught,
+        pytest.raises(AveragingError, match=told),
         averager.worker(0) as worker,
     ):
         worker.average(lambda *_: None)
-    text = str(caught.value)
-    assert text.startswith("rank 0 (process ")
-    assert "waited 0.2 s for rank 1 (process " in text
-    assert text.endswith(", rank 2 (never started)")
 
 
 def test_who_comes_when_it_is_over_is_told_why():

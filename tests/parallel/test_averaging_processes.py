@@ -1,7 +1,5 @@
 """Members that are processes, and ways for them to die."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -31,14 +28,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def no_tracker() -> Iterator[None]:
+def no_tracker():
     """End the process that the standard library starts beside the first spawned one."""
     yield
     resource_tracker._resource_tracker._stop()
 
 
 @contextmanager
-def processes(averager: GradientAverager, ranks, work, *args) -> Iterator[list]:
+def processes(averager, ranks, work, *args):
     """Run ``work(handle, *args)`` in a process a worker, and end those that are left."""
     begun = [SPAWN.Process(target=work, args=(averager.worker(r), *args)) for r in ranks]
     try:
@@ -52,13 +49,13 @@ def processes(averager: GradientAverager, ranks, work, *args) -> Iterator[list]:
             process.close()
 
 
-def for_ever(handle) -> None:
+def for_ever(handle):
     with handle as worker:
         while True:
             worker.average(lambda *_: None)
 
 
-def leave_by(handle, way: str) -> None:
+def leave_by(handle, way):
     if way == "early":
         os.kill(os.getpid(), signal.SIGKILL)
     with handle as worker:
@@ -71,7 +68,7 @@ def leave_by(handle, way: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def use_twice(handle, same) -> None:
+def use_twice(handle, same):
     with handle as a, same as b:
         assert a.parameters[0][0] == b.parameters[0][0] == 0
         a.parameters[0][0] = 5
@@ -79,7 +76,7 @@ def use_twice(handle, same) -> None:
         assert sum(b.gradients[1][0]) == 0
 
 
-def report(handle, connection) -> None:
+def report(handle, connection):
     """Average until it fails; tell why."""
     try:
         for_ever(handle)
@@ -174,7 +171,7 @@ def test_a_member_is_one_process_s():
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen]:
+def sleeper():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()

@@ -1,7 +1,5 @@
 """Training with products of bfloat16: near float32, and the same bits however it is run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from densechains import make_chain, make_examples
@@ -44,11 +42,11 @@ PLACES = [("serial", 1), ("threads", 1), ("threads", 2)]
 COMMON = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9"), "seed": 5}
 
 
-def sums_of(X, wanted) -> set[str]:
+def sums_of(X, wanted):
     return {pretrain(X, **(BASE | settings)).parameters_sha256 for settings in wanted}
 
 
-def made(kind, precision: str, **changed):
+def made(kind, precision, **changed):
     return kind(2, 23, 17, layer_settings(**(COMMON | changed), precision=precision))
 
 
@@ -80,7 +78,7 @@ def test_whole_numbers_train_alike_in_both_precisions():
         np.testing.assert_array_equal(found, exact)
 
 
-def network(chain, precision: str, **options):
+def network(chain, precision, **options):
     given = {"split": "units", "backend": Backend(), "batch_size": 6} | options
     return Network(chain, precision=precision, **given)
 
@@ -114,7 +112,7 @@ def test_a_network_multiplies_in_its_precision_and_leaves_the_chain():
     assert products_of(network(chain, "float32", loss="squared")) == {"matmul"}
 
 
-def products_of(network: Network) -> set[str]:
+def products_of(network):
     """Return the operations by which a step of a network multiplies matrices."""
     place(network, *make_examples("gaussian", dtype=np.float32))
     phases = network.program().operations
@@ -189,7 +187,7 @@ def test_a_folder_goes_on_in_its_precision(bits, tmp_path, monkeypatch):
     assert found.parameters_sha256 == pretrain(bits, **BASE).parameters_sha256
 
 
-def tuned(X, y=None, *, stack=None, **settings) -> Stack:
+def tuned(X, y=None, *, stack=None, **settings):
     given = {"epochs": 2, "batch_size": 20, "blas_threads": 1, "precision": "bfloat16"}
     return finetune(stack or normal_stack((16, 12, 6), scale=0.5), X, y, **(given | settings))
 

@@ -1,10 +1,7 @@
 """Checkpoint files: whole or not at all, and never trusted."""
 
-from __future__ import annotations
-
 import errno
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([np
 HEADER = {"epoch": 3, "name": "x", "nested": {"list": [1, 2.5, None]}}
 
 
-def written(folder: Path, number: int = 1, header=HEADER, arrays=ARRAYS) -> Path:
+def written(folder, number=1, header=HEADER, arrays=ARRAYS):
     path = checkpoint_path(folder, "pretrain", number)
     write_arrays(path, header, arrays)
     return path
@@ -107,7 +104,7 @@ def test_the_newest_good_one_counts(tmp_path):
         written(tmp_path, number, header={"number": number})
     checkpoint_path(tmp_path, "pretrain", 10).write_bytes(b"damaged")
     (tmp_path / "pretrain-00000099.safetensors.tmp").write_bytes(b"")
-    reported: list[str] = []
+    reported = []
     header, _ = newest_checkpoint(tmp_path, "pretrain", read_arrays, reported.append)
     assert header == {"number": 2}
     assert len(reported) == 1
@@ -139,7 +136,7 @@ def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
             raise CheckpointError(f"{path}: is of another run")
         return header, arrays
 
-    reported: list[str] = []
+    reported = []
     assert newest_checkpoint(tmp_path, "pretrain", read, reported.append) is None
     assert len(reported) == 3 and "none is before it" in reported[-1]
     for number in (3, 6):
@@ -163,7 +160,7 @@ STEPS = ("open", "fsync", "link", "replace")
 class Failing:
     """Stands for a module: its n-th call of any function that touches the disk raises."""
 
-    def __init__(self, module, n: int) -> None:
+    def __init__(self, module, n):
         self._module, self._left = module, n
 
     def __getattr__(self, name):
@@ -192,7 +189,7 @@ def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monk
     except OSError as error:
         assert error.strerror == "No space left on device"
     monkeypatch.undo()
-    reported: list[str] = []
+    reported = []
     header, _ = newest_checkpoint(tmp_path, "pretrain", read_arrays, reported.append)
     assert header["number"] in (1, "old", 2)
     assert not reported

@@ -1,14 +1,11 @@
 """A run that goes on from a checkpoint comes to the bits of one that was never stopped."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import signal
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from disturbedsteps import before_steps
 from moments import At, told_by
 from trialruns import Abort, died, settings_on
 
-from syncpretrain import Stack, finetune, load, pretrain
+from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import (
     CheckpointError,
     PoorResultWarning,
@@ -32,14 +29,13 @@ from syncpretrain.events import (
     RunFinished,
 )
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.learners.base import Learner
 from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.plot.course import curves_of
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.settings import Settings, settings_from
-from syncpretrain.workers.state import EPOCHS_STATE, FINETUNE_STATE, FinetuneState, PretrainState
+from syncpretrain.settings import settings_from
+from syncpretrain.workers.state import EPOCHS_STATE, FINETUNE_STATE
 
 LAYERS = (16, 10, 6, 4)
 BASE = {"epochs": 3, "batch_size": 40, "seed": 3}
@@ -53,14 +49,14 @@ VARIANTS = {
 }
 
 
-def pretraining(bits: np.ndarray, variant: str, **changed) -> Pretraining:
+def pretraining(bits, variant, **changed):
     others = {name: changed.pop(name) for name in ("save", "resume", "observers") & changed.keys()}
     settings = settings_from(LAYERS, **{**BASE, **VARIANTS[variant], **changed}).pretrain
     return Pretraining(settings, bits[:160], bits[160:], **others)
 
 
-def states_of(bits: np.ndarray) -> list[PretrainState]:
-    states: list[PretrainState] = []
+def states_of(bits):
+    states = []
     pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
     return states
 
@@ -98,7 +94,7 @@ def test_a_state_that_contradicts_itself_is_refused(bits, tmp_path, change):
 # fine-tuning
 
 
-def fine_tuned(bits, *, stop=None, resume=None, saved=None, **settings) -> Stack:
+def fine_tuned(bits, *, stop=None, resume=None, saved=None, **settings):
     stack = pretraining(bits, "lockstep").run()
     return finetune(
         stack,
@@ -128,7 +124,7 @@ def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, t
     whole = fine_tuned(bits, **settings)
     for minibatches in range(12):
         asked = itertools.count()
-        saved: list[FinetuneState] = []
+        saved = []
         with pytest.raises(RunInterrupted):
             fine_tuned(bits, stop=lambda: next(asked) >= minibatches, saved=saved, **settings)  # noqa: B023
         path = tmp_path / "state.safetensors"
@@ -140,7 +136,7 @@ def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, t
 
 
 def test_a_state_of_another_network_is_refused(bits):
-    saved: list[FinetuneState] = []
+    saved = []
     fine_tuned(bits, saved=saved)
     with pytest.raises(CheckpointError, match="another network"):
         fine_tuned(bits, resume=saved[0], optimizer="sgd", momentum=0.5)
@@ -149,7 +145,7 @@ def test_a_state_of_another_network_is_refused(bits):
 # runs
 
 
-def settings(folder: Path, bits: np.ndarray, **run) -> Settings:
+def settings(folder, bits, **run):
     return settings_on(folder, bits, LAYERS, run={"checkpoint_every": "1", **run}, **BASE)
 
 
@@ -159,7 +155,7 @@ def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
     whole = train_run(wanted, out=tmp_path / "whole")
     seen = itertools.count()
 
-    def die(event) -> None:
+    def die(event):
         if not isinstance(event, Notice) and next(seen) == at:
             raise Abort
 
@@ -175,7 +171,7 @@ def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
     assert_says_the_same(tmp_path / "dead", tmp_path / "whole")
 
 
-def said(folder: Path) -> tuple[dict, list]:
+def said(folder):
     """Return what a run says: its metrics without times, and its learning curves."""
     metrics = json.loads((folder / "metrics.json").read_text())
     del metrics["seconds"], metrics["out"]
@@ -185,7 +181,7 @@ def said(folder: Path) -> tuple[dict, list]:
     return metrics, [[np.asarray(x).tolist() for x in curve] for curve in curves]
 
 
-def assert_says_the_same(resumed: Path, whole: Path) -> None:
+def assert_says_the_same(resumed, whole):
     metrics, curves = said(resumed)
     expected, wanted = said(whole)
     for own in (metrics, expected):
@@ -194,7 +190,7 @@ def assert_says_the_same(resumed: Path, whole: Path) -> None:
     assert str(curves) == str(wanted)  # where nan equals nan
 
 
-def of_rank_two(seed: int) -> np.ndarray:
+def of_rank_two(seed):
     """Return bits on which a rate of 3 lets the error of the first layer grow.
 
     Most seeds give bits on which training is chaotic, and ends elsewhere with another BLAS.
@@ -227,7 +223,7 @@ def test_the_verdict_on_a_run_is_that_of_one_that_never_died(tmp_path, own):
         assert_says_the_same(folder, tmp_path / "whole")
 
 
-def shaken(folder: Path) -> Settings:
+def shaken(folder):
     """Return the settings of a run with a fine-tuning that makes its error grow."""
     rng = np.random.default_rng(3)
     X = (rng.random((400, 2)) @ rng.random((2, 16)) > 0.5).astype(np.float32)
@@ -295,14 +291,14 @@ def test_a_state_from_before_there_were_curves_goes_on(bits, n):
 
 
 def test_a_fine_tuning_from_before_there_were_curves_goes_on(bits):
-    saved: list[FinetuneState] = []
+    saved = []
     whole = fine_tuned(bits, saved=saved)
     resumed = fine_tuned(bits, resume=replace(saved[0], curve=None))
     assert resumed.history.finetune.train == whole.history.finetune.train[1:]
 
 
 def test_an_error_that_is_no_number_survives_a_state(bits, tmp_path):
-    saved: list[FinetuneState] = []
+    saved = []
     fine_tuned(bits, saved=saved)
     curve = ErrorCurve([0.1, math.inf, 1 / 3], [math.nan])
     FINETUNE_STATE.write(tmp_path / "state", replace(saved[0], curve=curve), {"name": "nan"})
@@ -334,7 +330,7 @@ def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch):
     whole = train_run(settings(tmp_path, bits), out=tmp_path / "whole")
     failed = []
 
-    def fail(learner: Learner, epoch: int, step: int) -> None:
+    def fail(learner, epoch, step):
         if learner.layer == 2 and epoch == 2 and not failed:
             failed.append(True)
             raise RuntimeError("out of luck")

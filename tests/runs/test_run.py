@@ -57,16 +57,13 @@ def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatc
 
 
 class TestStopped:
-    def test_an_observer_that_fails_loses_nothing(self, settings, tmp_path):
-        fail = DieAt(EpochFinished, error=OSError("the disk is full"))
-        with pytest.raises(OSError, match="the disk is full"):
-            train_run(settings, out=tmp_path / "run", observers=[fail])
-        assert load(tmp_path / "run").widths == (16, 9, 4)
-
-    def test_a_crash_of_fine_tuning_leaves_the_pretrained_stack(self, settings, tmp_path):
-        crash = DieAt(FinetuneStarted, error=MemoryError("no room"))
-        with pytest.raises(MemoryError, match="no room"):
-            train_run(settings, out=tmp_path / "run", observers=[crash])
+    @pytest.mark.parametrize(
+        ("kind", "error"),
+        [(EpochFinished, OSError("the disk is full")), (FinetuneStarted, MemoryError("no room"))],
+    )
+    def test_an_error_leaves_the_pretrained_stack(self, settings, tmp_path, kind, error):
+        with pytest.raises(type(error), match=str(error)):
+            train_run(settings, out=tmp_path / "run", observers=[DieAt(kind, error=error)])
         assert load(tmp_path / "run").widths == (16, 9, 4)
         assert (tmp_path / "run" / "trace.json").is_file()
 

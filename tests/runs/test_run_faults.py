@@ -1,7 +1,5 @@
 """What the disk refuses: it is told, training goes on, and nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -22,7 +20,7 @@ from trialruns import Abort, DieAt, notices_of, settings_on
 
 from syncpretrain import load, storage
 from syncpretrain.errors import RunInterrupted, SaveError, SettingsError
-from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.event_log import EventLog, read_reads
@@ -55,14 +53,14 @@ def rescue(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def whole(settings, tmp_path) -> str:
+def whole(settings, tmp_path):
     return train_run(settings, out=tmp_path / "whole")["parameters_sha256"]
 
 
 class Disk:
     """Refuses every write below a folder while it is full: from the n-th end of an epoch on."""
 
-    def __init__(self, monkeypatch, folder: Path, n: int = 1) -> None:
+    def __init__(self, monkeypatch, folder, n=1):
         self.is_full, self._left = False, n
         write = storage.write_atomically
 
@@ -74,7 +72,7 @@ class Disk:
         for module in ("array_files", "runs.run"):
             monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event):
         self._left -= isinstance(event, EpochFinished)
         self.is_full |= self._left == 0
 
@@ -117,7 +115,7 @@ class TestFinalFiles:
         assert load(kept).widths == LAYERS
 
     def test_where_no_folder_takes_temporary_files_it_says_so(self, tmp_path, monkeypatch):
-        def none() -> str:
+        def none():
             raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in [...]")
 
         monkeypatch.setattr(tempfile, "gettempdir", none)
@@ -132,7 +130,7 @@ class TestFinalFiles:
         """A disk that refuses the model may have room for the metrics."""
         save = Stack.save
 
-        def refuse(stack, path) -> None:
+        def refuse(stack, path):
             if "finetune" in stack.info and Path(path).parent == tmp_path / "run":
                 full()
             save(stack, path)
@@ -163,7 +161,7 @@ class TestFinalFiles:
 class TestCheckpointsFolder:
     @pytest.mark.parametrize("name", [".DS_Store", "notes.txt", ".nfs0001"])
     def test_a_stray_file_does_not_end_a_complete_run(self, settings, tmp_path, name):
-        def litter(event) -> None:
+        def litter(event):
             folder = tmp_path / "run" / CHECKPOINTS_NAME
             if folder.is_dir():
                 (folder / name).write_text("mine")
@@ -273,9 +271,9 @@ class TestSigterm:
         assert load(tmp_path / "run").parameters_sha256 != early
 
     def test_a_handler_of_the_callers_own_stays(self, settings, tmp_path, monkeypatch):
-        seen: list[int] = []
+        seen = []
 
-        def own(signum, frame) -> None:
+        def own(signum, frame):
             seen.append(signum)
 
         former = signal.signal(signal.SIGTERM, own)
@@ -314,7 +312,7 @@ def test_a_run_killed_before_its_settings_were_written_is_not_in_the_way(setting
 class TestDue:
     """A checkpoint is due by the epochs of any layer, or by time, in every schedule."""
 
-    def saved(self, settings, tmp_path, monkeypatch) -> list[tuple[int, ...]]:
+    def saved(self, settings, tmp_path, monkeypatch):
         written = []
         write = Checkpoints._write
 
@@ -373,7 +371,7 @@ class TestEventLog:
     EVENT = Notice(1.0, "x" * 100)
 
     def test_what_the_disk_refuses_waits_for_it(self, tmp_path, monkeypatch):
-        reported: list[str] = []
+        reported = []
         path = tmp_path / "events.jsonl"
         with EventLog(path, report=reported.append) as log:
             log(self.EVENT)
@@ -417,7 +415,7 @@ class TestEventLog:
         pretrained /= PRETRAINED_NAME
         fsync, flushed = os.fsync, []
 
-        def note(descriptor: int) -> None:
+        def note(descriptor):
             if log.exists() and os.path.samestat(os.fstat(descriptor), log.stat()):
                 flushed.append((log.read_bytes().count(b"EpochFinished"), pretrained.exists()))
             fsync(descriptor)
@@ -427,7 +425,7 @@ class TestEventLog:
         assert flushed == [(9, False)]
 
     def test_a_file_that_cannot_be_opened_is_written_once_it_can(self, tmp_path):
-        reported: list[str] = []
+        reported = []
         path = tmp_path / "missing" / "events.jsonl"
         with EventLog(path, report=reported.append) as log:
             log(self.EVENT)

@@ -1,7 +1,5 @@
 """A run goes on only with what it was begun with: data, labels, settings, kernels, reads."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -20,7 +18,7 @@ from syncpretrain import load
 from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset, record_of
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
-from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice, RunStarted
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice, RunStarted
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs import identity
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME
@@ -32,13 +30,13 @@ LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"
 
 
-def saved_data(folder: Path, X, y=None) -> str:
+def saved_data(folder, X, y=None):
     path = folder / "data.npz"
     np.savez(path, X=X) if y is None else np.savez(path, X=X, y=y)
     return str(path)
 
 
-def settings_of(folder: Path, bits, y=None, *, objective="reconstruction", run=None, **changed):
+def settings_of(folder, bits, y=None, *, objective="reconstruction", run=None, **changed):
     return settings_from(
         LAYERS,
         data={"name": saved_data(folder, bits, y), "validation": 0.0},
@@ -145,7 +143,7 @@ class TestData:
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
 
-def change_settings(folder: Path, section: str, **values) -> None:
+def change_settings(folder, section, **values):
     config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
     config[section] |= values
     (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
@@ -290,7 +288,7 @@ class TestReplay:
         assert again["parameters_sha256"] == report["parameters_sha256"]
 
     def test_a_restarted_run_tells_what_it_has_behind_it(self, tmp_path, bits):
-        events: list[Event] = []
+        events = []
         folder = died(settings_of(tmp_path, bits), tmp_path / "run", n=5)
         resume_run(folder, observers=[events.append])
         started = next(event for event in events if isinstance(event, RunStarted))
@@ -392,7 +390,7 @@ class TestOwner:
     def test_a_run_owns_its_folder_from_its_first_event_to_its_last(self, tmp_path, bits):
         refused = []
 
-        def second(event) -> None:
+        def second(event):
             if isinstance(event, (RunStarted, FinetuneEpochFinished)):
                 message = rf"is at work in process {os.getpid()} on "
                 with pytest.raises(SettingsError, match=message):
@@ -413,7 +411,7 @@ class TestOwner:
             raise OSError(errno.ENOLCK, "No locks available")
 
         monkeypatch.setattr("syncpretrain.runs.folder.fcntl.flock", refuse)
-        reported: list[str] = []
+        reported = []
         with owned(tmp_path, reported.append):
             assert (tmp_path / LOCK_NAME).is_file()
         assert "cannot be locked (No locks available)" in reported[0]

@@ -1,7 +1,5 @@
 """Ways to fail x layers x runtimes: one clear error, the layers' last good state, nothing left."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -13,10 +11,9 @@ from disturbedsteps import before_steps
 from stackcomparisons import sound
 from trialruns import pretrain_within
 
-from syncpretrain import Stack, pretrain
+from syncpretrain import pretrain
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
-from syncpretrain.events import Event, Progress
-from syncpretrain.learners.rbm import RBM
+from syncpretrain.events import Progress
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.parallel.worker_pool import WorkerPool
 from syncpretrain.pretraining import driver
@@ -30,12 +27,12 @@ WAIT = 20.0
 WANTED = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2}
 
 
-def run(bits: np.ndarray, **settings) -> Stack:
+def run(bits, **settings):
     return pretrain(bits, **(WANTED | settings))
 
 
 @pytest.fixture
-def closing(monkeypatch) -> threading.Event:
+def closing(monkeypatch):
     """Set as soon as the driver has been told of a failure."""
     told, original = threading.Event(), threads.ThreadsRuntime._close
 
@@ -48,21 +45,21 @@ def closing(monkeypatch) -> threading.Event:
 
 
 @pytest.fixture
-def ticks() -> SimpleNamespace:
+def ticks():
     """An observer of the driver's ticks, and what waits for one more of them."""
     reported = threading.Semaphore(0)
 
-    def observe(event: Event) -> None:
+    def observe(event):
         if isinstance(event, Progress):
             reported.release()
 
-    def wait() -> None:
+    def wait():
         assert reported.acquire(timeout=WAIT)
 
     return SimpleNamespace(observe=observe, wait=wait)
 
 
-def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
+def run_within(times, bits, **settings):
     return pretrain_within(times, bits, **(WANTED | settings))
 
 
@@ -70,7 +67,7 @@ def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
 def test_a_keyboard_interrupt_stays_one(bits, monkeypatch, runtime):
     """A second Ctrl-C, which is no longer a request: at once, without a stack."""
 
-    def interrupt(rbm: RBM, epoch: int, step: int) -> None:
+    def interrupt(rbm, epoch, step):
         if (rbm.layer, epoch) == (2, 1):
             raise KeyboardInterrupt
 
@@ -81,7 +78,7 @@ def test_a_keyboard_interrupt_stays_one(bits, monkeypatch, runtime):
 
 def test_the_first_of_two_failures_wins(bits, monkeypatch, closing):
 
-    def fail(rbm: RBM, epoch: int, step: int) -> None:
+    def fail(rbm, epoch, step):
         if (rbm.layer, epoch) == (1, 2):
             raise ValueError("the first")
         if rbm.layer == 2:
@@ -97,7 +94,7 @@ def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, monk
     """Layer 1 holds parameters that are not finite when the failure of layer 2 stops it."""
     broken = threading.Event()
 
-    def fail(rbm: RBM, epoch: int, step: int) -> float | None:
+    def fail(rbm, epoch, step):
         if (rbm.layer, epoch) == (2, 1):
             assert broken.wait(WAIT)
             raise RuntimeError
@@ -115,7 +112,7 @@ def test_a_layer_stopped_on_the_brink_of_divergence_is_taken_back_too(bits, monk
 
 
 def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, monkeypatch):
-    def interrupt(rbm: RBM, epoch: int, step: int) -> None:
+    def interrupt(rbm, epoch, step):
         if (epoch, step) == (2, 4):
             signal.raise_signal(signal.SIGINT)
 
@@ -131,7 +128,7 @@ def test_a_stop_in_the_middle_of_an_epoch_keeps_the_minibatches_so_far(bits, mon
 def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, monkeypatch, capfd):
     release, stuck = threading.Event(), []
 
-    def block(rbm: RBM, epoch: int, step: int) -> None:
+    def block(rbm, epoch, step):
         if (rbm.layer, epoch, step) == (1, 1, 2):
             stuck.append(threading.current_thread())
             release.wait(WAIT)
@@ -164,7 +161,7 @@ def test_a_worker_that_waits_for_ever_for_another_one_is_a_stall(bits, monkeypat
 def test_a_slow_layer_is_no_stall(bits, monkeypatch, ticks):
     """Each minibatch waits for two ticks of the driver, longer in all than a stall would be."""
 
-    def slow(rbm: RBM, epoch: int, step: int) -> None:
+    def slow(rbm, epoch, step):
         ticks.wait()
         ticks.wait()
 
@@ -180,7 +177,7 @@ def test_a_suspended_process_is_no_stall(bits, monkeypatch, ticks):
     clock = SimpleNamespace(monotonic=lambda: real() + 3600 * jumped.is_set())
     monkeypatch.setattr(watch, "time", clock)
 
-    def suspend(rbm: RBM, epoch: int, step: int) -> None:
+    def suspend(rbm, epoch, step):
         for _ in range(3):  # ticks without a minibatch, the clock's jump among them
             ticks.wait()
             jumped.set()

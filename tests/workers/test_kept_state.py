@@ -1,9 +1,5 @@
 """The newest state of a layer survives whoever writes it, killed at any moment."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,13 +12,13 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def kept() -> Iterator[KeptStates]:
+def kept():
     states = KeptStates.create()
     yield states
     states.close()
 
 
-def state(number: int) -> dict[str, object]:
+def state(number):
     """Return large arrays of several kinds, an empty one, and something that is none."""
     draws = np.random.default_rng(number)
     return {
@@ -35,7 +31,7 @@ def state(number: int) -> dict[str, object]:
     }
 
 
-def same(found: dict[str, object], wanted: dict[str, object]) -> bool:
+def same(found, wanted):
     return all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -64,7 +60,7 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, wri
     """Before and in the middle of each block, and before the last mark."""
     write, mark, left = module.write_array, module._mark, [0]
 
-    def due() -> bool:
+    def due():
         left[0] -= 1
         return left[0] < 0
 
@@ -97,7 +93,7 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, wri
 
 
 def test_without_memory_the_state_is_lost_and_no_process_is_replaced(kept, monkeypatch):
-    messages: list[str] = []
+    messages = []
     restarts = Restarts(3, messages.append)
     replacement = Replacement(restarts)
     replacement.open(1)

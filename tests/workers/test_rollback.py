@@ -1,20 +1,14 @@
 """A layer that diverges goes back to its last epoch, with half its learning rate, three times."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
 from onelayer import layer_settings
 from trialruns import notices_of
 
-from syncpretrain import Stack, pretrain
+from syncpretrain import pretrain
 from syncpretrain.errors import DivergedError
-from syncpretrain.events import Event
 from syncpretrain.learners.autoencoder import Autoencoder
-from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
@@ -31,11 +25,11 @@ BOTH = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
 @pytest.fixture
-def too_fast(monkeypatch) -> Callable[[float], None]:
+def too_fast(monkeypatch):
     """From epoch 2 on, any learning rate above a limit makes layer 2 diverge."""
 
-    def install(limit: float) -> None:
-        def overflow(rbm: Learner, epoch: int, step: int) -> None:
+    def install(limit):
+        def overflow(rbm, epoch, step):
             if rbm.layer == 2 and (epoch, step) >= (2, 3) and rbm.learning_rate > limit:
                 rbm.weight.fill(np.inf)
 
@@ -44,8 +38,8 @@ def too_fast(monkeypatch) -> Callable[[float], None]:
     return install
 
 
-def run(bits: np.ndarray, runtime: str) -> tuple[Stack, list[str]]:
-    seen: list[Event] = []
+def run(bits, runtime):
+    seen = []
     stack = pretrain(
         bits, layers=LAYERS, epochs=3, batch_size=20, runtime=runtime, observers=[seen.append]
     )
@@ -90,7 +84,7 @@ def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
 def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch, runtime):
     fallen = []
 
-    def overflow(rbm: Learner, epoch: int, step: int) -> None:
+    def overflow(rbm, epoch, step):
         if rbm.layer == 1 and (epoch, step) == (1, 5) and not fallen:
             fallen.append(True)
             rbm.weight.fill(np.nan)
@@ -114,21 +108,21 @@ def test_a_rate_that_is_far_too_high_for_convolutions_is_told(images, model):
 USUAL = {"batch_size": 20, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9")}
 
 
-def rbm() -> Learner:
+def rbm():
     return RBM(1, 16, 8, layer_settings(**USUAL, persistent=True))
 
 
-def autoencoder() -> Learner:
+def autoencoder():
     return Autoencoder(1, 16, 8, layer_settings(**USUAL, tied=False, loss="cross-entropy"))
 
 
-def epoch(learner: Learner, X: np.ndarray, number: int) -> float:
+def epoch(learner, X, number):
     return train_epoch(
         learner, WholeStep(learner), X, epoch=number, stop=lambda: False, progress=lambda _: None
     )
 
 
-def layer_worker(learner: Learner, X: np.ndarray) -> LayerWorker:
+def layer_worker(learner, X):
     own = LayerInTraining(learner, WholeStep(learner))
     return LayerWorker(own, Versions(Split(X, X[:0]), (8,)))
 

@@ -1,7 +1,5 @@
 """One process a layer, by epochs and streamed: no death that is not reported, nothing left."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +20,9 @@ from namedmemory import named_memory
 from stackcomparisons import sound
 from trialruns import pretrain_within
 
-from syncpretrain import Stack, pretrain
+from syncpretrain import pretrain
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
-from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
+from syncpretrain.events import EpochFinished, EpochStarted, Progress
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import streamed as streaming
@@ -40,7 +37,7 @@ from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.streamed.remote import LentThreads, LinkedStream, RemoteLayer
 from syncpretrain.workers.versions import Versions
-from syncpretrain.workers.worker import EpochsRun, WorkerFactory
+from syncpretrain.workers.worker import EpochsRun
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
@@ -52,15 +49,15 @@ PROGRAM = {"capture_output": True, "text": True, "timeout": 60}
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 
 
-def run(bits: np.ndarray, **settings) -> Stack:
+def run(bits, **settings):
     return pretrain(bits, **(WANTED | settings))
 
 
-def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
+def run_within(times, bits, **settings):
     return pretrain_within(times, bits, **(WANTED | settings))
 
 
-def in_processes(worker_factories: Sequence[WorkerFactory], versions: Versions) -> ProcessesRuntime:
+def in_processes(worker_factories, versions):
     run = EpochsRun(
         worker_factories=worker_factories,
         versions=versions,
@@ -77,7 +74,7 @@ def in_processes(worker_factories: Sequence[WorkerFactory], versions: Versions) 
 def test_progress_is_told_across_processes():
     shares = []
 
-    def observe(event: Event) -> None:
+    def observe(event):
         if isinstance(event, Progress):
             shares.append(event.fraction)
 
@@ -110,7 +107,7 @@ def test_a_process_killed_before_its_first_epoch(bits, new_interpreters, handoff
         run(bits, observers=[kill], epochs=2000, handoff=handoff, **delay)
 
 
-def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
+def standing(bits):
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))
     factories = building.build_worker_factories(settings, (), False, None, Timeouts(), None)
@@ -177,7 +174,7 @@ def test_a_stuck_minibatch_holds_nobody_up(bits, monkeypatch):
 
 
 def test_a_signal_at_the_very_start_ends_no_process(bits, new_interpreters):
-    def signal_all() -> None:
+    def signal_all():
         for child in workers().values():
             child.send_signal(signal.SIGINT)
             child.send_signal(signal.SIGTERM)
@@ -197,7 +194,7 @@ stack = pretrain(X, layers=(16, 8, 4), epochs=EPOCHS, batch_size=20, runtime="pr
 """
 
 
-def script(epochs: int, handoff: str = "epoch") -> str:
+def script(epochs, handoff="epoch"):
     return SCRIPT.replace("EPOCHS", str(epochs)).replace("HANDOFF", handoff)
 
 
@@ -285,10 +282,10 @@ def test_a_lent_thread_comes_back_when_called_or_after_a_while():
     assert number[0] == 0
 
 
-def suspended(layer: int, then: Callable[[], None]) -> At:
+def suspended(layer, then):
     """Return an observer that suspends a layer's process in its second epoch, and does more."""
 
-    def act() -> None:
+    def act():
         workers()[layer].send_signal(signal.SIGSTOP)
         then()
 
@@ -324,19 +321,19 @@ class Dead:
 
     channel, has_ended, offset = object(), True, 0.0
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error):
         self.left = [Raised(error)]
 
-    def send(self, thing: object) -> None:
+    def send(self, thing):
         pass
 
-    def poll(self, seconds: float) -> bool:
+    def poll(self, seconds):
         return True
 
-    def receive(self) -> Raised | None:
+    def receive(self):
         return self.left.pop() if self.left else None
 
-    def ending(self) -> str:
+    def ending(self):
         return "its process 1 ended with status 1"
 
 

@@ -1,7 +1,5 @@
 """Memory that processes share, and the rings between streamed layers, in it and elsewhere."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -20,7 +18,7 @@ from syncpretrain.workers.shared_memory import SharedArrays, SharedSplits
 from syncpretrain.workers.streamed.inputs import Passes, RingSize, RingSource
 
 
-def split(train: int, validation: int, width: int = 3) -> Split:
+def split(train, validation, width=3):
     rng = np.random.default_rng(0)
     return Split(*(rng.random((n, width)).astype(np.float32) for n in (train, validation)))
 
