@@ -11,6 +11,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.event_log import EventLog, read_reads
+from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME, Checkpoints
 from syncpretrain.runs.folder import (
     CARD_NAME,
@@ -271,16 +273,12 @@ class TestSigterm:
         assert load(tmp_path / "run").parameters_sha256 != early
 
     def test_a_handler_of_the_callers_own_stays(self, settings, tmp_path, monkeypatch):
-        seen = []
-
-        def own(signum, frame):
-            seen.append(signum)
-
+        own = Mock()
         former = signal.signal(signal.SIGTERM, own)
         try:
             monkeypatch.setattr(Run, "save_early", end)
             train_run(settings, out=tmp_path / "run")
-            assert seen and signal.getsignal(signal.SIGTERM) is own
+            assert own.called and signal.getsignal(signal.SIGTERM) is own
         finally:
             signal.signal(signal.SIGTERM, former)
 
@@ -312,58 +310,50 @@ def test_a_run_killed_before_its_settings_were_written_is_not_in_the_way(setting
 class TestDue:
     """A checkpoint is due by the epochs of any layer, or by time, in every schedule."""
 
-    def saved(self, settings, tmp_path, monkeypatch):
-        written = []
-        write = Checkpoints._write
+    @pytest.fixture
+    def saved(self, tmp_path, bits, monkeypatch):
+        """Return a function that trains, and returns the epochs done at each checkpoint."""
+        written, write = [], Checkpoints._write
 
         def note(self, *given):
             written.append(tuple(given[-1]))
             write(self, *given)
 
+        def saved(every, **pretrain):
+            own = {"tuning": 5, "run": {"checkpoint_every": every}, **pretrain}
+            train_run(settings_on(tmp_path, bits, LAYERS, **own), out=tmp_path / "run")
+            return written
+
         monkeypatch.setattr(Checkpoints, "_write", note)
-        train_run(settings, out=tmp_path / "run")
-        return written
+        return saved
 
-    def settings(self, tmp_path, bits, every, **pretrain):
-        run = {"checkpoint_every": every}
-        return settings_on(tmp_path, bits, LAYERS, tuning=5, run=run, **pretrain)
-
-    def test_greedy_layers_above_the_first_count(self, tmp_path, bits, monkeypatch):
-        settings = self.settings(tmp_path, bits, "1", schedule="greedy")
-        done = self.saved(settings, tmp_path, monkeypatch)
-        assert [x for x in done if len(x) == 3] == [
+    def test_greedy_layers_above_the_first_count(self, saved):
+        assert [x for x in saved("1", schedule="greedy") if len(x) == 3] == [
             *((1, 0, 0), (2, 0, 0), (3, 0, 0), (3, 1, 0), (3, 2, 0), (3, 3, 0)),
             *((3, 3, 1), (3, 3, 2)),
         ]
 
-    def test_every_second_epoch_of_any_layer_and_of_fine_tuning(self, tmp_path, bits, monkeypatch):
-        settings = self.settings(tmp_path, bits, "2", schedule="greedy")
-        done = self.saved(settings, tmp_path, monkeypatch)
+    def test_every_second_epoch_of_any_layer_and_of_fine_tuning(self, saved):
+        done = saved("2", schedule="greedy")
         assert done == [(2, 0, 0), (3, 2, 0), (3, 3, 2), (2,), (4,)]
 
-    def test_refreshes_count(self, tmp_path, bits, monkeypatch):
-        settings = self.settings(
-            *(tmp_path, bits, "1"), epochs=(3, 1, 1), refresh_epochs=(0, 2, 2), runtime="serial"
-        )
-        done = [x for x in self.saved(settings, tmp_path, monkeypatch) if len(x) == 3]
+    def test_refreshes_count(self, saved):
+        own = {"epochs": (3, 1, 1), "refresh_epochs": (0, 2, 2), "runtime": "serial"}
+        done = [x for x in saved("1", **own) if len(x) == 3]
         assert any(x[1] > 1 for x in done) and any(x[2] > 1 for x in done)
         assert all(sum(b) == sum(a) + 1 for a, b in itertools.pairwise(done))
 
-    def test_by_time(self, tmp_path, bits, monkeypatch):
+    def test_by_time(self, saved, monkeypatch):
         now = iter(range(0, 10**6, 20))
         monkeypatch.setattr("syncpretrain.runs.checkpoints.time.monotonic", lambda: next(now))
-        settings = self.settings(tmp_path, bits, "1s", runtime="serial")
-        done = self.saved(settings, tmp_path, monkeypatch)
+        done = saved("1s", runtime="serial")
         assert len([x for x in done if len(x) == 3]) == 8
         assert len([x for x in done if len(x) == 1]) == 4
 
-    def test_no_cut_is_made_that_is_not_written(self, tmp_path, bits, monkeypatch):
-        from syncpretrain.pretraining.driver import Pretraining
-
-        made = []
-        state = Pretraining.state
+    def test_no_cut_is_made_that_is_not_written(self, saved, monkeypatch):
+        made, state = [], Pretraining.state
         monkeypatch.setattr(Pretraining, "state", lambda self: made.append(1) or state(self))
-        done = self.saved(self.settings(tmp_path, bits, "3"), tmp_path, monkeypatch)
+        done = saved("3")
         assert len(made) == len([x for x in done if len(x) == 3])
 
 
@@ -371,8 +361,7 @@ class TestEventLog:
     EVENT = Notice(1.0, "x" * 100)
 
     def test_what_the_disk_refuses_waits_for_it(self, tmp_path, monkeypatch):
-        reported = []
-        path = tmp_path / "events.jsonl"
+        reported, path = [], tmp_path / "events.jsonl"
         with EventLog(path, report=reported.append) as log:
             log(self.EVENT)
             whole = log._file
@@ -425,8 +414,7 @@ class TestEventLog:
         assert flushed == [(9, False)]
 
     def test_a_file_that_cannot_be_opened_is_written_once_it_can(self, tmp_path):
-        reported = []
-        path = tmp_path / "missing" / "events.jsonl"
+        reported, path = [], tmp_path / "missing" / "events.jsonl"
         with EventLog(path, report=reported.append) as log:
             log(self.EVENT)
             path.parent.mkdir()

@@ -56,6 +56,12 @@ def with_others(bits, *at):
     return changed
 
 
+@pytest.fixture
+def folder(tmp_path, bits):
+    """The folder of a run that died."""
+    return died(settings_of(tmp_path, bits), tmp_path / "run")
+
+
 class TestData:
     CHANGES: ClassVar = {
         "one value": lambda bits, y: (with_others(bits, 101, 3), y),
@@ -101,8 +107,7 @@ class TestData:
         with pytest.raises(SettingsError, match=message):
             resume_run(folder)
 
-    def test_so_is_data_of_fewer_rows_than_a_minibatch(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_so_is_data_of_fewer_rows_than_a_minibatch(self, folder, tmp_path, bits):
         saved_data(tmp_path, bits[:30])
         with pytest.raises(SettingsError, match=r"resume: .* data was the 200 examples .*is now"):
             resume_run(folder)
@@ -132,8 +137,7 @@ class TestData:
         data = Dataset("x", "here", bits[:100], bits[100:150], bits[150:], labels_for(bits)[:100])
         assert data.with_labels(10).sha256 == data.sha256
 
-    def test_moved_data_is_found_where_the_settings_say(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_moved_data_is_found_where_the_settings_say(self, folder, tmp_path, bits):
         (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
         with pytest.raises(DataError, match=r"correct name under \[data\] in .*config\.toml"):
             resume_run(folder)
@@ -150,14 +154,12 @@ def change_settings(folder, section, **values):
 
 
 class TestSettings:
-    def test_a_changed_setting_is_refused_and_named(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_a_changed_setting_is_refused_and_named(self, folder):
         change_settings(folder, "pretrain", epochs=[6, 6, 6])
         with pytest.raises(SettingsError, match=r"pretrain\.epochs \[3, 3, 3\].*\[6, 6, 6\]"):
             resume_run(folder)
 
-    def test_how_it_keeps_itself_safe_may_change(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_how_it_keeps_itself_safe_may_change(self, folder, tmp_path, bits):
         change_settings(folder, "run", keep=5, checkpoint_every="2")
         whole = train_run(settings_of(tmp_path, bits), out=tmp_path / "whole")
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
@@ -171,16 +173,14 @@ class TestSettings:
             ({"seed": 4}, "seed: got a value for a run that goes on"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, tmp_path, bits, elsewhere, reported):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_wrong_arguments_are_refused(self, folder, elsewhere, reported):
         with pytest.raises(SettingsError, match=reported):
             resume_run(folder, **elsewhere)
         assert not (folder / LOCK_NAME).exists()
 
 
 class TestKernels:
-    def test_another_kind_is_refused_unless_it_is_accepted(self, tmp_path, bits, monkeypatch):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_another_kind_is_refused_unless_it_is_accepted(self, folder, monkeypatch):
         kinds = ["compiled", "numpy"] if identity.available() else ["numpy", "compiled"]
         monkeypatch.setattr(identity, "available", lambda: kinds[0] == "numpy")
         reported = f"its kernels was {kinds[0]}, and is now {kinds[1]}"
@@ -190,8 +190,7 @@ class TestKernels:
         assert report["parameters_sha256"]
         assert any("its last bits differ" in notice for notice in notices)
 
-    def test_another_blas_is_told(self, tmp_path, bits, monkeypatch):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_another_blas_is_told(self, folder, monkeypatch):
         monkeypatch.setattr(identity, "_arithmetic", lambda: {"numpy": "0.1", "blas": "other"})
         _, notices = told_by(resume_run, folder)
         assert any("now 0.1" in notice and "may differ" in notice for notice in notices)
@@ -361,8 +360,7 @@ class TestFiles:
         assert "run" not in stack.info
 
     @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"\xff"])
-    def test_a_damaged_identity_is_refused(self, tmp_path, bits, content):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_a_damaged_identity_is_refused(self, folder, content):
         (folder / IDENTITY_NAME).write_bytes(content)
         with pytest.raises(CheckpointError, match=r"run\.json: cannot be read"):
             resume_run(folder)
@@ -400,8 +398,7 @@ class TestOwner:
         train_run(settings_of(tmp_path, bits), out=tmp_path / "run", observers=[second])
         assert len(refused) == 4
 
-    def test_the_file_of_a_killed_owner_is_taken_over(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_the_file_of_a_killed_owner_is_taken_over(self, folder):
         (folder / LOCK_NAME).write_text("process 1 on somewhere\n")
         resume_run(folder)
         assert not (folder / LOCK_NAME).exists()
