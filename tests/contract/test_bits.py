@@ -1,9 +1,6 @@
 """Every runtime ends in the bits of the serial one, whatever trains, and wherever it is stopped."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from contractruns import (
     SPLIT,
     STATES,
     STREAM,
-    Runtime,
     driver,
     ended,
     of_one_layer,
@@ -86,11 +82,9 @@ def test_a_free_run_is_replayed_by_any(bits, runtime, handoff):
         assert again.parameters == free
 
 
-def state_after(
-    bits, minibatches: int, monkeypatch, runtime: Runtime, handoff, plan, *, resume=None
-) -> Any:
+def state_after(bits, minibatches, monkeypatch, runtime, handoff, plan, *, resume=None):
     """Return the state of a run that was stopped so early, None if it was over before."""
-    states: list[Any] = []
+    states = []
     with monkeypatch.context() as patch:
         stop_after(patch, minibatches)
         run = driver(bits, runtime, handoff, **plan)

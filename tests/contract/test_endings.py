@@ -1,13 +1,10 @@
 """However a run ends, every runtime tells the same, keeps the same, and can go on from it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
 import traceback
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +19,6 @@ from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, 
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
-    Event,
     LayerFinished,
     Progress,
     RunFinished,
@@ -41,8 +37,8 @@ DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 
 @runs_of(serial=True, shared=False)
 def test_events_come_in_order(bits, runtime, handoff):
-    events: list[Event] = []
-    places: set[threading.Thread] = set()
+    events = []
+    places = set()
     observers = [events.append, lambda event: places.add(threading.current_thread())]
     options = {"epochs": (5, 3, 4)} | ({"pace": "free"} if handoff == "epoch" else {})
     with runtime.around():
@@ -51,7 +47,7 @@ def test_events_come_in_order(bits, runtime, handoff):
     assert isinstance(events[0], RunStarted)
     assert events[0].layers == LAYERS
     assert isinstance(events[-1], RunFinished)
-    running: dict[int, EpochStarted] = {}
+    running = {}
     done, ended, busy = [0, 0, 0], [], [0.0, 0.0, 0.0]
     for event in events[1:-1]:
         assert events[0].time <= event.time <= events[-1].time
@@ -138,7 +134,7 @@ def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bit
     signum = signal.SIGTERM if runtime.options else signal.SIGINT
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
-    def act() -> None:
+    def act():
         for child in workers().values():
             child.send_signal(signum)
         signal.raise_signal(signum)
@@ -165,7 +161,7 @@ def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bit
 
 @runs_of(*STREAM, serial=True, shared=False)
 def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runtime, handoff):
-    states: list[Any] = []
+    states = []
     with runtime.around():
         run = driver(bits, runtime, handoff, **LONG)
         run.save = lambda state, *, done, final: states.append((state(), done))
@@ -180,8 +176,8 @@ def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runt
     assert len(again.decisions) == len(wanted.decisions) - sum(done), "no epoch twice"
 
 
-def assert_state_is_refused(bits, runtime, handoff, layers, others) -> None:
-    states: list[Any] = []
+def assert_state_is_refused(bits, runtime, handoff, layers, others):
+    states = []
     run = driver(bits, SERIAL, handoff, layers=layers, epochs=3)
     run.save = lambda state, *, done, final: states.append(state())
     run.run()
@@ -216,7 +212,7 @@ WAYS = {
 def arrange(monkeypatch):
     """Have a layer fail, wherever it is trained."""
 
-    def fail(kind: str, layer: int) -> None:
+    def fail(kind, layer):
         epochs = partial(sabotage.build_worker, kind, layer)
         streamed = partial(sabotage.build_streamed_layer, kind, layer)
         monkeypatch.setattr(build, "build_worker", epochs)
@@ -287,7 +283,7 @@ def test_an_error_of_an_observer_ends_the_run_as_it_is(bits, runtime, handoff, k
 def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(
     bits, alone, runtime, handoff, kind, layer, epoch
 ):
-    states: list[Any] = []
+    states = []
     # That a rank is lost is looked for a few times a second.
     seen_late = handoff == "epoch" and not runtime.replaces
     epochs = LONG | {"epochs": 400 if seen_late else 20}
@@ -308,7 +304,7 @@ def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(
 
 @runs_of(*STREAM, replaced=True)
 def test_a_worker_that_is_killed_is_replaced_to_the_same_bits(bits, alone, runtime, handoff):
-    told: list[str] = []
+    told = []
     kill = At(EpochFinished, partial(runtime.kill, None), layer=2, epoch=3)
     restarts = Restarts(3, told.append)
     run = driver(bits, runtime, handoff, observers=[kill], restarts=restarts, **LONG)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from functools import partial
 
@@ -26,9 +24,7 @@ from syncpretrain.errors import ScheduleError, SettingsError
 from syncpretrain.schedule.kinds import (
     Fixed,
     LayerPlan,
-    Pace,
     Planned,
-    Reads,
     greedy_row,
     lockstep_row,
 )
@@ -197,9 +193,9 @@ class TestStops:
         assert schedule.reads == ((0,) * 3, reads)
 
 
-def reads_of(pace: Pace, depth: int) -> Reads:
+def reads_of(pace, depth):
     """Everything that a pace plans, read by read."""
-    reads: list[list[int]] = [[] for _ in range(depth)]
+    reads = [[] for _ in range(depth)]
     for layer in range(depth):
         while (version := pace.next_read(layer, reads[layer], 0)) is not None:
             reads[layer].append(version)

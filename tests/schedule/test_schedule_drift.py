@@ -1,9 +1,6 @@
 """Layers that a new version wakes only if it has drifted far enough from the one they know."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -41,11 +38,11 @@ class Positions:
     a schedule whose decisions depend on timing comes to other points.
     """
 
-    def __init__(self, seed: int, depth: int) -> None:
+    def __init__(self, seed, depth):
         self._seed = seed
-        self._points: list[dict[int, float]] = [{0: 0.0}, *({} for _ in range(depth))]
+        self._points = [{0: 0.0}, *({} for _ in range(depth))]
 
-    def drifts(self, command: Train) -> dict[int, float]:
+    def drifts(self, command):
         layer, points = command.layer, self._points[command.layer]
         below = self._points[layer - 1][command.reads]
         before = points.get(command.epoch - 1, 0.0)
@@ -53,32 +50,30 @@ class Positions:
         points[command.epoch] = before + step
         return {v: abs(points[command.epoch] - points[v]) for v in command.against}
 
-    def distance(self, layer: int, since: int, version: int) -> float:
+    def distance(self, layer, since, version):
         points = self._points[layer]
         return abs(points[version] - points[since])
 
 
 class Drifting(Play):
-    def __init__(self, plans: Sequence[LayerPlan], seed: int, points: int, last: Sequence[int]):
+    def __init__(self, plans, seed, points, last):
         super().__init__(Memory(len(plans)), random.Random(seed), stops_after(last))
         self.positions = Positions(points, len(plans))
 
-    def drifts(self, command: Train) -> dict[int, float]:
+    def drifts(self, command):
         return self.positions.drifts(command)
 
-    def interrupt(self) -> None:
+    def interrupt(self):
         for command in self.running:
             del self.memory.in_use[command.layer]
         self.running = []
 
 
-def by_drift(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+def by_drift(plans):
     return [replace(plan, least_drift=LEAST) for plan in plans]
 
 
-def played(
-    plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=NEVER
-) -> tuple[Schedule, Drifting]:
+def played(plans, pace, slots, seed, points, last=NEVER):
     run = Drifting(plans, seed, points, last)
     schedule = Schedule(plans, pace(plans), slots=slots)
     run.go(schedule, schedule.begin(), float("inf"))
@@ -102,7 +97,7 @@ def test_every_run_ends_and_reads_nothing_freed(plans, pace, slots, seed, points
             check_refreshes(run.positions, i, reads, plan)
 
 
-def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: LayerPlan) -> None:
+def check_refreshes(positions, i, reads, plan):
     """Fail if a refresh began on a version near the one trained on before."""
     for k in range(plan.epochs, len(reads)):
         begins = plan.refresh_epochs and (k - plan.epochs) % plan.refresh_epochs == 0
@@ -139,7 +134,7 @@ def test_planned_decisions_do_not_depend_on_timing_or_slots(
     assert said(runs[0]) == said(runs[1])
 
 
-def said(schedule: Schedule) -> list[object]:
+def said(schedule):
     """Return all decisions, whose order among layers depends on timing."""
     return sorted(schedule.judged_since(0), key=lambda j: (j.layer, j.version))
 
@@ -195,10 +190,10 @@ def test_a_worker_need_keep_only_what_its_last_command_named(
     """Each version asked for is the newest one, or was asked for before."""
     plans = by_drift(plans)
     run = Drifting(plans, seed, points, last)
-    kept: list[set[int]] = [set() for _ in range(len(plans) + 1)]
+    kept = [set() for _ in range(len(plans) + 1)]
     finish = run.positions.drifts
 
-    def check(command: Train) -> dict[int, float]:
+    def check(command):
         assert set(command.against) <= kept[command.layer]
         kept[command.layer] = {*command.against, command.epoch}
         return finish(command)
