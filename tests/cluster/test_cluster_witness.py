@@ -117,18 +117,16 @@ def test_a_word_behind_the_first_look_explains_an_end(word, said):
         process.communicate(f"{word}\n", timeout=WAIT)
         own._names[process.pid] = "second"
         own._missed.append(process.pid)
-        looks, times = own._looks, []
+        real, times = own._looks, []
 
         def poll(wait):
             times.append(wait)
-            return looks.poll(0) if len(times) > 1 else []
+            return real.poll(0) if len(times) > 1 else []
 
-        own._looks = SimpleNamespace(
-            poll=poll, register=looks.register, unregister=looks.unregister
-        )
+        own._looks = SimpleNamespace(poll=poll, register=real.register, unregister=real.unregister)
         os.write(names, b"over\n")
         assert own.wait() == said
-        own._looks = looks
+        own._looks = real
 
 
 @needs_pidfd

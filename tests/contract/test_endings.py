@@ -95,9 +95,7 @@ STOPPING = {"epochs": 12, "patience": 1, "learning_rate": 0.5}
     ],
 )
 @runs_of(*STREAM, shared=False)
-def test_a_layer_that_learns_no_more_stops_at_the_same_epoch(
-    bits, alone, runtime, handoff, learner
-):
+def test_layers_that_learn_no_more_stop_at_the_same_epoch(bits, alone, runtime, handoff, learner):
     found = ended(bits, runtime, handoff, **STOPPING, **learner)
     assert found == alone(runtime, handoff, **STOPPING, **learner)
     assert min(found.epochs) < 12

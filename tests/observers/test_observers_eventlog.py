@@ -52,24 +52,11 @@ def test_a_line_an_event_with_times_from_the_first(path):
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert lines[0] == {"event": "Notice", "time": 0.0, "message": "Zürich"}
     assert lines[1]["layers"] == [4, 3, 2]
-    assert lines[3] == {
-        "event": "EpochFinished",
-        "time": 3.0,
-        "layer": 1,
-        "epoch": 1,
-        "reads": 0,
-        "started": 1.0,
-        "transform_seconds": 0.0,
-        "train_error": 5.0,
-        "validation_error": 5.5,
-        "drift": None,
-    }
-    assert lines[-1] == {
-        "event": "RunFinished",
-        "time": 7.0,
-        "seconds": 6.0,
-        "busy_seconds": [4.0, 1.0],
-    }
+    epoch = {"layer": 1, "epoch": 1, "reads": 0, "started": 1.0, "transform_seconds": 0.0}
+    epoch |= {"train_error": 5.0, "validation_error": 5.5, "drift": None}
+    assert lines[3] == {"event": "EpochFinished", "time": 3.0, **epoch}
+    seconds = {"time": 7.0, "seconds": 6.0, "busy_seconds": [4.0, 1.0]}
+    assert lines[-1] == {"event": "RunFinished", **seconds}
     assert "Progress" not in [line["event"] for line in lines]
     assert len(lines) == len(EVENTS) - 1
 
@@ -207,9 +194,8 @@ def test_errors_ride_along_and_a_nan_is_null(entries):
 def test_finetuning_alone_and_nothing_at_all(tmp_path):
     path = tmp_path / "trace.json"
     write_trace(TRACED[-2:], str(path))
-    assert slices(json.loads(path.read_text())["traceEvents"]) == [
-        (1, "epoch 1", 500_000, 1_500_000)
-    ]
+    entries = json.loads(path.read_text())["traceEvents"]
+    assert slices(entries) == [(1, "epoch 1", 500_000, 1_500_000)]
     write_trace([], path)
     assert json.loads(path.read_text())["traceEvents"] == []
 

@@ -38,15 +38,9 @@ class Screen:
 
     def __init__(self, width=100, tick=1.0, height=25):
         self.file = StringIO()
-        self.console = Console(
-            file=self.file,
-            force_terminal=True,
-            width=width,
-            height=height,
-            color_system=None,
-            legacy_windows=False,
-            _environ={"TERM": "xterm"},
-        )
+        own = {"force_terminal": True, "color_system": None, "legacy_windows": False}
+        own |= {"width": width, "height": height, "_environ": {"TERM": "xterm"}}
+        self.console = Console(file=self.file, **own)
         self.now, self.tick = 0.0, tick
 
     def clock(self):

@@ -202,9 +202,8 @@ def test_the_end_of_the_averager_ends_who_waits():
             future = pool.submit(work, averager.worker(0))
             assert came.wait(SECONDS)
             raise KeyError("elsewhere")
-        with pytest.raises(
-            AveragingError, match="the creator of the averager failed: KeyError: 'elsewhere'"
-        ):
+        told = "the creator of the averager failed: KeyError: 'elsewhere'"
+        with pytest.raises(AveragingError, match=told):
             future.result(SECONDS)
 
 
@@ -333,9 +332,7 @@ def bound(parts, weights=None):
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(0, 300), st.data())
-def test_the_mean_is_exact_within_rounding_and_any_slice_of_it_has_its_bits(
-    seed, shards, size, data
-):
+def test_the_mean_is_exact_up_to_rounding_and_any_slice_has_its_bits(seed, shards, size, data):
     parts = parts_of(seed, shards, size)
     before = [part.copy() for part in parts]
     whole = mean_of(parts)
@@ -390,9 +387,8 @@ def test_the_mean_of_one_part_is_a_copy(weights):
 def test_a_part_of_weight_0_is_not_read(left_out):
     parts = parts_of(2, 5, 30)
     weights = [0.0 if i in left_out else float(i + 1) for i in range(5)]
-    expected = mean_of(
-        [np.zeros_like(p) if i in left_out else p for i, p in enumerate(parts)], weights
-    )
+    zeroed = [np.zeros_like(part) if i in left_out else part for i, part in enumerate(parts)]
+    expected = mean_of(zeroed, weights)
     for i in left_out:
         parts[i].fill(np.nan)
     np.testing.assert_array_equal(mean_of(parts, weights), expected)

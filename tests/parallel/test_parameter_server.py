@@ -8,19 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from asyncreplicas import EXCHANGES, STEPS, WHOLE, Fleet, never, place_of
+from asyncreplicas import EXCHANGES, STEPS, Fleet, never, place_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.parallel.replicas.replica_count import ErrorFall, Trained, Trial
-from syncpretrain.parallel.replicas.server import (
-    ParameterServer,
-    Push,
-    ServerSlice,
-    SliceThreads,
-)
+from syncpretrain.parallel.replicas.server import ParameterServer, ServerSlice, SliceThreads
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.settings.fields import AsyncFields
@@ -176,18 +171,6 @@ def test_replicas_get_back_their_states(runtime):
     other.fleet.load_state(state)
     with other.fleet:
         np.testing.assert_equal(other.fleet.state(), state)
-
-
-@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))
-def test_a_server_adds_up_whole_changes_and_counts_them(pushes):
-    parameters = np.zeros(7, np.float32)
-    server = ParameterServer(parameters, WHOLE)
-    for number, (value, behind) in enumerate(pushes):
-        then = max(0, number - behind)
-        push = server.push(np.full(7, value, np.float32), then, parameters)
-        assert push == Push(number - then, is_taken=True)
-    assert (parameters == sum(value for value, _ in pushes)).all()
-    assert server.clock == len(pushes)
 
 
 def test_a_change_is_divided_by_its_staleness():

@@ -123,9 +123,7 @@ def test_a_member_that_lingered_in_vain_is_woken_again():
     assert counts == [600, 600]
 
 
-COMPILED = pytest.mark.skipif(
-    native.extension is None, reason="the compiled kernels are not in use"
-)
+COMPILED = pytest.mark.skipif(native.extension is None, reason="no compiled kernels are in use")
 
 
 def scaling(form):

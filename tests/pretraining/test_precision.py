@@ -8,7 +8,7 @@ from onelayer import layer_settings
 from randomstacks import normal_stack
 from roundedgradients import ROUNDING, away, gradients
 from sparsematrices import csr
-from trialruns import stop_after
+from trialruns import never, stop_after
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.base import Backend
@@ -158,9 +158,7 @@ def test_layers_hand_their_means_up_in_the_precision_of_training(bits, model):
             step = step_for(learner, 1, "examples")
             learner.start(X)
             for epoch in (1, 2):
-                train_epoch(
-                    learner, step, X, epoch=epoch, stop=lambda: False, progress=lambda _: None
-                )
+                train_epoch(learner, step, X, epoch=epoch, stop=never, progress=lambda _: None)
             layers.append(learner.snapshot())
             X = multiply_bfloat16(X, learner.weight)
             means(X, learner.hidden_bias, "bernoulli")
@@ -231,8 +229,7 @@ def test_products_of_sparse_rows_stay_those_of_float32(bits, persistent):
     assert np.array_equal(rough.layers[0].weight, exact.layers[0].weight) == persistent
     assert away([rough.layers[0].weight], [exact.layers[0].weight]) < ROUNDING
     assert (rough.layers[1].weight != exact.layers[1].weight).any()
-    names = ("serial", "threads")
-    assert len(sums_of(csr(bits), [{"runtime": name} for name in names])) == 1
+    assert len(sums_of(csr(bits), [{"runtime": "serial"}, {"runtime": "threads"}])) == 1
 
 
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])

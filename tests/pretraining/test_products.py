@@ -113,9 +113,7 @@ def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch, taken):
         (1, {"shards": 2}),
     ],
 )
-def test_every_worker_may_take_pieces_of_steps_that_have_the_same_bits_then(
-    threads, changes, monkeypatch
-):
+def test_workers_take_pieces_of_steps_that_have_the_same_bits_then(threads, changes, monkeypatch):
     monkeypatch.setattr(build, "usable_cores", lambda: 5)
     wide = {"layers": (300, 300), "batch_size": 50, "products": "own", "workers": 3}
     settings = settings_from(**(wide | changes)).pretrain

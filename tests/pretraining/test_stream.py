@@ -209,9 +209,7 @@ class TestSettings:
         (("--handoff", "minibatch", "--delay", 1), ("--seed", 4), ("minibatch", 1.0, (0, 0))),
     ],
 )
-def test_what_a_file_says_of_its_hand_over_goes_with_it(
-    call, tmp_path, monkeypatch, own, options, expected
-):
+def test_settings_of_a_hand_over_go_with_it(call, tmp_path, monkeypatch, own, options, expected):
     layers = ("--data", "x.npy", "--layers", "6,4,3", "--epochs", 1, "--quiet")
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.random.default_rng(0).random((200, 6), dtype=np.float32))

@@ -14,6 +14,7 @@ from syncpretrain.errors import CheckpointError
 from syncpretrain.runs.checkpoints import checkpoint_path, newest_checkpoint, prune_checkpoints
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([np.nan, np.inf])}
+ARRAYS["turned"] = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
 HEADER = {"epoch": 3, "name": "x", "nested": {"list": [1, 2.5, None]}}
 
 
@@ -26,7 +27,7 @@ def written(folder, number=1, header=HEADER, arrays=ARRAYS):
 def test_what_was_written_is_read(tmp_path):
     header, arrays = read_arrays(written(tmp_path))
     assert header == HEADER
-    assert list(arrays) == ["a", "b"]
+    assert list(arrays) == list(ARRAYS)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, ARRAYS[name])
         assert array.dtype == np.float32
@@ -38,12 +39,6 @@ def test_an_array_under_two_names_is_kept_once(tmp_path):
     twice = written(tmp_path, 2, arrays={"a": big, "b": big}).stat().st_size
     assert twice < once + 200
     assert read_arrays(checkpoint_path(tmp_path, "pretrain", 2))[1]["b"].shape == (100, 100)
-
-
-def test_transposed_arrays_keep_their_values(tmp_path):
-    array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
-    found = read_arrays(written(tmp_path, arrays={"a": array}))[1]["a"]
-    np.testing.assert_array_equal(found, array)
 
 
 def test_every_truncation_is_refused(tmp_path):

@@ -94,20 +94,11 @@ def test_a_state_that_contradicts_itself_is_refused(bits, tmp_path, change):
 # fine-tuning
 
 
-def fine_tuned(bits, *, stop=None, resume=None, saved=None, **settings):
+def fine_tuned(bits, *, saved=None, **settings):
+    save = None if saved is None else (lambda make, **_: saved.append(make()))
+    own = {"validation": bits[160:], "epochs": 3, "batch_size": 40, "blas_threads": 1}
     stack = pretraining(bits, "lockstep").run()
-    return finetune(
-        stack,
-        bits[:160],
-        validation=bits[160:],
-        epochs=3,
-        batch_size=40,
-        blas_threads=1,
-        stop=stop,
-        resume=resume,
-        save=None if saved is None else (lambda make, **_: saved.append(make())),
-        **settings,
-    )
+    return finetune(stack, bits[:160], save=save, **own, **settings)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -195,9 +196,8 @@ class TestCheckpointsFolder:
         settings = settings_on(tmp_path, bits, LAYERS, tuning=8, epochs=2, pace=pace)
         folder = tmp_path / "run" / CHECKPOINTS_NAME
         with pytest.raises(Abort):
-            train_run(
-                settings, out=tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=6)]
-            )
+            dies = DieAt(FinetuneEpochFinished, epoch=6)
+            train_run(settings, out=tmp_path / "run", observers=[dies])
         (folder / PRETRAINED_NAME).write_bytes(b"damaged")
         with pytest.raises(Abort):
             resume_run(tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=3)])
@@ -235,9 +235,7 @@ class TestSigterm:
         assert resume_run(tmp_path / "run")["parameters_sha256"] == whole
 
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-    def test_after_the_metrics_there_is_nothing_to_resume(
-        self, settings, tmp_path, monkeypatch, signum
-    ):
+    def test_after_the_metrics_nothing_is_to_resume(self, settings, tmp_path, monkeypatch, signum):
         monkeypatch.setattr(Checkpoints, "delete", lambda *_: signal.raise_signal(signum))
         with pytest.raises(RunInterrupted) as caught:
             train_run(settings, out=tmp_path / "run")
@@ -258,9 +256,7 @@ class TestSigterm:
         assert load(kept).parameters_sha256 == whole
 
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-    def test_before_the_pretrained_stack_is_saved_it_is(
-        self, settings, tmp_path, monkeypatch, signum
-    ):
+    def test_a_stop_saves_the_pretrained_stack_first(self, settings, tmp_path, monkeypatch, signum):
         stop = At(EpochFinished, end, layer=1)
         with pytest.raises(RunInterrupted):
             train_run(settings, out=tmp_path / "run", observers=[stop])
@@ -366,15 +362,10 @@ class TestEventLog:
             log(self.EVENT)
             whole = log._file
 
-            class Full:
-                def write(self, line):
-                    if len(line) > 50:
-                        return whole.write(line[:50])  # the disk has room for half a line
-                    return full()
+            def write(line):  # the disk has room for half a line
+                return whole.write(line[:50]) if len(line) > 50 else full()
 
-                seek, truncate = whole.seek, whole.truncate
-
-            log._file = Full()
+            log._file = SimpleNamespace(write=write, seek=whole.seek, truncate=whole.truncate)
             log(self.EVENT)
             log(self.EVENT)
             assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
@@ -451,14 +442,9 @@ def test_a_limit_of_file_sizes_ends_in_one_sentence(tmp_path, bits, limit):
     np.save(tmp_path / "x.npy", bits)
     train = ["train", "--layers", "16,60,40", "--data", str(tmp_path / "x.npy"), "--epochs", "2"]
     train += ["--batch-size", "40", "--checkpoint-every", "1", "--out", str(tmp_path / "run")]
-    ended = subprocess.run(
-        # -B: the code of a module that is compiled here would be cut off for all later processes.
-        [sys.executable, "-B", "-c", SMALL_FILES, str(limit), *train],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    # -B: the code of a module that is compiled here would be cut off for all later processes.
+    command = [sys.executable, "-B", "-c", SMALL_FILES, str(limit), *train]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == (2 if limit == 0 else 1), ended.stderr
     assert "Traceback" not in ended.stderr
     assert "File too large" in ended.stderr

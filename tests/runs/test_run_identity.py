@@ -204,9 +204,7 @@ class TestKernels:
             ("pairs", "numpy", "was not stopped"),
         ],
     )
-    def test_another_order_of_sums_of_bfloat16_is_told(
-        self, tmp_path, bits, monkeypatch, was, now, remedy
-    ):
+    def test_another_order_of_sums_is_told(self, tmp_path, bits, monkeypatch, was, now, remedy):
         monkeypatch.setattr(identity, "bfloat16_order", lambda: was)
         folder = died(settings_of(tmp_path, bits, precision="bfloat16"), tmp_path / "run")
         again = tmp_path / "again"
@@ -268,9 +266,8 @@ class TestReplay:
     @pytest.mark.parametrize("n", [2, 5, 7, 9, 12])
     def test_a_killed_and_resumed_free_run_repeats_from_its_log(self, tmp_path, bits, finish, n):
         """What the dead run reported of epochs after its checkpoint is void."""
-        settings = settings_of(
-            *(tmp_path, bits), finish=finish, run={"checkpoint_every": "2"}, **self.FREE
-        )
+        own = self.FREE | {"finish": finish, "run": {"checkpoint_every": "2"}}
+        settings = settings_of(tmp_path, bits, **own)
         folder = died(settings, tmp_path / "run", n=n)
         report = resume_run(folder)
         again = train_run(settings, out=tmp_path / "again", replay=read_reads(folder / EVENTS_NAME))
@@ -302,10 +299,9 @@ class TestOldRuns:
         folder = tmp_path / request.param
         shutil.copytree(OLD_RUNS / request.param, folder)
         shutil.copy(OLD_RUNS / "x.npy", tmp_path / "x.npy")
-        config = (folder / CONFIG_NAME).read_text()
-        (folder / CONFIG_NAME).write_text(
-            config.replace('"x.npy"', json.dumps(str(tmp_path / "x.npy")))
-        )
+        config = folder / CONFIG_NAME
+        x = json.dumps(str(tmp_path / "x.npy"))
+        config.write_text(config.read_text().replace('"x.npy"', x))
         return folder
 
     def test_they_are_resumed_to_the_same_bits(self, folder):

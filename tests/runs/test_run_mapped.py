@@ -39,16 +39,9 @@ class TestRun:
         return found
 
     def options(self, **more):
-        return settings_from(
-            LAYERS,
-            data={"name": "x.npy"},
-            handoff="minibatch",
-            epochs=3,
-            batch_size=32,
-            shuffle="blocks:20",
-            run={"checkpoint_every": "1"},
-            **more,
-        )
+        own = {"data": {"name": "x.npy"}, "epochs": 3, "batch_size": 32, "handoff": "minibatch"}
+        own |= {"shuffle": "blocks:20", "run": {"checkpoint_every": "1"}}
+        return settings_from(LAYERS, **own, **more)
 
     def died(self):
         """Leave a run that died after an epoch of its second layer."""
@@ -123,9 +116,8 @@ class TestRun:
         expected = np.square(whole.validation - stack.reconstruct(whole.validation)).sum(axis=1)
         assert report["reconstruction_error"]["validation"] == pytest.approx(expected.mean())
         out, err = call("evaluate", "run", "--json")
-        assert json.loads(out)["reconstruction_error"] == pytest.approx(
-            report["reconstruction_error"]
-        )
+        found = json.loads(out)["reconstruction_error"]
+        assert found == pytest.approx(report["reconstruction_error"])
         assert "trained on other data" not in err
         out, err = call("encode", "run", "--out", "z.npy")
         assert not err

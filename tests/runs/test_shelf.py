@@ -304,9 +304,7 @@ class TestCommands:
 
 
 class TestCard:
-    def test_it_has_the_figures_and_a_command_that_repeats_the_run(
-        self, call, shelf, tmp_path, monkeypatch
-    ):
+    def test_it_has_figures_and_a_way_to_repeat_the_run(self, call, shelf, tmp_path, monkeypatch):
         folder = shelf / "classifier"
         card = (folder / "README.md").read_text()
         metrics = json.loads((folder / "metrics.json").read_text())

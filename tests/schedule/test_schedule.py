@@ -21,13 +21,7 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.schedule.kinds import (
-    Fixed,
-    LayerPlan,
-    Planned,
-    greedy_row,
-    lockstep_row,
-)
+from syncpretrain.schedule.kinds import Fixed, LayerPlan, Planned, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule
 
 

@@ -127,9 +127,7 @@ def test_planned_decisions_do_not_depend_on_timing_or_slots(
     """Runs that stop early drain: the settings refuse early stopping with finish first-layer."""
     plans, last = by_drift(plans), last if stops_early else NEVER
     pace = partial(pace, drain=drain or stops_early)
-    runs = [
-        played(plans, pace, n, seed, points, last)[0] for n, seed in zip(slots, two, strict=True)
-    ]
+    runs = [played(plans, pace, n, s, points, last)[0] for n, s in zip(slots, two, strict=True)]
     assert runs[0].reads == runs[1].reads
     assert said(runs[0]) == said(runs[1])
 
@@ -140,9 +138,7 @@ def said(schedule):
 
 
 @drawn("plans slots seed points")
-def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
-    plans, slots, seed, points
-):
+def test_in_lockstep_every_newer_version_is_judged_once_as_defined(plans, slots, seed, points):
     """The versions that wake a layer are found one after the other, from the last that did."""
     plans = by_drift(plans)
     schedule, run = played(plans, lockstep, slots, seed, points)
@@ -184,9 +180,7 @@ def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, se
 
 
 @drawn("plans pace last slots seed points")
-def test_a_worker_need_keep_only_what_its_last_command_named(
-    plans, pace, last, slots, seed, points
-):
+def test_a_worker_keeps_only_what_its_last_command_named(plans, pace, last, slots, seed, points):
     """Each version asked for is the newest one, or was asked for before."""
     plans = by_drift(plans)
     run = Drifting(plans, seed, points, last)

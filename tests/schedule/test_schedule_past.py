@@ -111,9 +111,7 @@ def retained(past):
     pace=st.sampled_from([lockstep, greedy, rounds, free]),
     interruptions=st.floats(0, 0.5),
 )
-def test_a_run_keeps_the_versions_held_and_those_below_them(
-    plans, pace, slots, interruptions, seed
-):
+def test_a_run_keeps_the_versions_held_and_those_below(plans, pace, slots, interruptions, seed):
     rng = random.Random(seed)
     pretrain = settings_from([4] * (len(plans) + 1)).pretrain
     schedule = Schedule(plans, pace(plans), slots=slots)

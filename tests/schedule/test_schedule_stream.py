@@ -49,9 +49,7 @@ def play(schedule, plans, *, workers, ring, seed, stops=()):
 
 
 @given(stacks, st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers())
-def test_every_layer_processes_its_part_of_the_stream_once_in_order(
-    stack, ring, block, workers, seed
-):
+def test_every_layer_processes_its_part_once_in_order(stack, ring, block, workers, seed):
     plans = plans_of(stack)
     schedule = StreamSchedule(plans, ring=ring, block=block)
     processed = play(schedule, plans, workers=workers, ring=ring, seed=seed)
@@ -105,9 +103,7 @@ def cuts(delay, end, *, block, steps):
     st.integers(1, 6),
     st.integers(),
 )
-def test_whole_blocks_end_where_they_are_to_whatever_the_timing(
-    stack, steps, block, more, workers, seed
-):
+def test_whole_blocks_end_as_defined_whatever_the_timing(stack, steps, block, more, workers, seed):
     plans = plans_of([(delay, epochs * steps) for delay, epochs in stack])
     ring = 2 * block - 1 + more
     schedule = StreamSchedule(plans, ring=ring, block=block, steps=steps)

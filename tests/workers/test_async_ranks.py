@@ -115,9 +115,8 @@ class Memory:
 
 
 def parameters(memory, rules):
-    return ParameterWindows(
-        memory, WindowPlaces("w", "clock", (WindowSlice(0, 0, slice(4)),), rules)
-    )
+    slices = (WindowSlice(0, 0, slice(4)),)
+    return ParameterWindows(memory, WindowPlaces("w", "clock", slices, rules))
 
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))
@@ -241,7 +240,7 @@ def test_what_windows_cannot_do_is_refused(own, told):
 
 
 @pytest.mark.parametrize(
-    ("library", "are_all_near", "fabrics", "lacks"),
+    ("library", "near", "fabrics", "lacks"),
     [
         ("MPICH Version: 5.0.2", False, "ofi", False),
         ("Open MPI v5.0.11", False, "ofi", False),
@@ -250,13 +249,9 @@ def test_what_windows_cannot_do_is_refused(own, told):
         ("Intel(R) MPI Library 2021.18", True, "ofi", True),
     ],
 )
-def test_intel_mpi_has_windows_where_ranks_share_memory(
-    monkeypatch, library, are_all_near, fabrics, lacks
-):
+def test_intel_mpi_has_windows_where_ranks_share_memory(monkeypatch, library, near, fabrics, lacks):
     monkeypatch.setenv("I_MPI_FABRICS", fabrics)
-    found = MPIEngine.windows_unreliable_on(
-        SimpleNamespace(library=library, _are_all_near=are_all_near)
-    )
+    found = MPIEngine.windows_unreliable_on(SimpleNamespace(library=library, _are_all_near=near))
     assert found == (f"{library} where ranks share no memory" if lacks else None)
 
 

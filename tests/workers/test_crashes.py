@@ -135,11 +135,9 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, monkeypatch, capf
 
     before_steps(monkeypatch, block)
     try:
-        with pytest.raises(
-            StalledError, match=r"no minibatch .* for 0\.2 s, by layer 1$"
-        ) as caught:
+        with pytest.raises(StalledError, match=r"no minibatch .* for 0\.2 s, by layer 1$") as end:
             run_within(Timeouts(stall=0.2, tick=0.02, join=0.05), bits)
-        sound(caught.value.stack, LAYERS)
+        sound(end.value.stack, LAYERS)
         assert "in block" in capfd.readouterr().err, "where the stuck thread stands"
     finally:
         release.set()

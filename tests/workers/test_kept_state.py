@@ -93,8 +93,8 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, wri
 
 
 def test_without_memory_the_state_is_lost_and_no_process_is_replaced(kept, monkeypatch):
-    messages = []
-    restarts = Restarts(3, messages.append)
+    told = []
+    restarts = Restarts(3, told.append)
     replacement = Replacement(restarts)
     replacement.open(1)
     keeping = Keeping(replacement.kept(1))
@@ -112,9 +112,7 @@ def test_without_memory_the_state_is_lost_and_no_process_is_replaced(kept, monke
     assert not keeping.is_due
     assert not replacement.takes(1, OSError("second"))
     restarts.report_all()
-    assert messages == [
-        "warning: first; a new process goes on from its last state (restart 1 of 3)"
-    ]
+    assert told == ["warning: first; a new process goes on from its last state (restart 1 of 3)"]
     assert restarts.take() == "restart 2 of 3", "the one that was refused is left"
     replacement.close()
 
@@ -123,12 +121,11 @@ def test_a_layer_that_comes_no_further_is_not_replaced_for_ever():
     restarts = Restarts(10)
     replacement = Replacement(restarts)
     replacement.open(2)
-    takes = [replacement.takes(1, OSError()) for _ in range(4)]
-    assert takes == [True, True, True, False]
+    takes = [True, True, True, False]
+    assert [replacement.takes(1, OSError()) for _ in takes] == takes
     assert replacement.takes(2, OSError()), "another layer"
     replacement.kept(1).write(state(1))
-    takes = [replacement.takes(1, OSError()) for _ in range(4)]
-    assert takes == [True, True, True, False]
+    assert [replacement.takes(1, OSError()) for _ in takes] == takes
     replacement.close()
 
 

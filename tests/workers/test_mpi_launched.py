@@ -66,9 +66,7 @@ def nobody_is_left(ranks):
         pytest.param(4, 2, STREAM, (), marks=needs_hosts),
     ],
 )
-def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(
-    call, ranks, hosts, options, on_ranks
-):
+def test_bits_are_those_of_one_thread_and_only_rank_0_prints(call, ranks, hosts, options, on_ranks):
     command, own = [*TRAIN, "--epochs", 2, *options, "--json"], ("--runtime", "mpi", *on_ranks)
     status, out, err = finished(start(ranks, *command, *own, "--out", "there", hosts=hosts))
     assert (status, err) == (0, ""), "and MPI has nothing to warn of"

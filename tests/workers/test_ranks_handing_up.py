@@ -1,6 +1,7 @@
 """Activations that ranks send instead of parameters: where, the same bits, failures told."""
 
 import numpy as np
+import pretrainingkinds
 import pytest
 from localranks import local_ranks
 from moments import At
@@ -20,9 +21,7 @@ from syncpretrain.workers.state import EPOCHS_STATE
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {
-    "plain": {"epochs": 4},
-    "uneven": {"epochs": (2, 5, 3), "refresh_epochs": (0, 2, 3)},
-    "greedy": {"epochs": 3, "schedule": "greedy", "blas_threads": 1},
+    **pretrainingkinds.VARIANTS,
     "shared": {"epochs": 3, "replicas": (2, 1, 2)},
     "rounds": {"epochs": 2, "schedule": "rounds", "group_size": 2},
     "denoising": {"model": "denoising", "tied": False},

@@ -175,9 +175,7 @@ def test_so_are_processes_that_have_nothing_to_do_or_are_done(bits, handoff):
 
 
 @BOTH
-def test_a_run_that_lost_processes_is_resumed_to_the_same_bits(
-    bits, monkeypatch, tmp_path, handoff
-):
+def test_a_run_that_lost_processes_resumes_to_the_same_bits(bits, monkeypatch, tmp_path, handoff):
     run = Run(bits, handoff, epochs=40)
     wanted = run.sha256(runtime="serial")
     states = []
@@ -203,15 +201,9 @@ class TestRuns:
 
     def train(self, tmp_path, bits, handoff, restarts):
         """Train in a folder; return the warnings."""
-        settings = settings_on(
-            tmp_path,
-            bits,
-            LAYERS,
-            runtime="processes",
-            handoff=handoff,
-            finetune={"objective": "none"},
-            run={"checkpoint_every": "1", "max_restarts": restarts},
-        )
+        own = {"runtime": "processes", "handoff": handoff, "finetune": {"objective": "none"}}
+        own |= {"run": {"checkpoint_every": "1", "max_restarts": restarts}}
+        settings = settings_on(tmp_path, bits, LAYERS, **own)
         events = []
         try:
             self.report = train_run(settings, out=tmp_path / "run", observers=[events.append])
@@ -220,9 +212,7 @@ class TestRuns:
         return self.warnings
 
     @BOTH
-    def test_a_process_that_dies_at_every_start_ends_the_run(
-        self, bits, monkeypatch, tmp_path, handoff
-    ):
+    def test_one_that_dies_at_every_start_ends_the_run(self, bits, monkeypatch, tmp_path, handoff):
         (tmp_path / "always").touch()
         arrange(monkeypatch, tmp_path, [(2, "start", 1)])
         died = (

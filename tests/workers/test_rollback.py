@@ -19,7 +19,7 @@ from syncpretrain.workers.epochs import Failed, Finished
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerInTraining, LayerWorker
 
-LAYERS = (16, 12, 8)
+RUN = {"layers": (16, 12, 8), "epochs": 3, "batch_size": 20}
 RUNTIMES = ["serial", "threads"]
 BOTH = pytest.mark.parametrize("runtime", RUNTIMES)
 
@@ -40,27 +40,21 @@ def too_fast(monkeypatch):
 
 def run(bits, runtime):
     seen = []
-    stack = pretrain(
-        bits, layers=LAYERS, epochs=3, batch_size=20, runtime=runtime, observers=[seen.append]
-    )
+    stack = pretrain(bits, **RUN, runtime=runtime, observers=[seen.append])
     return stack, notices_of(seen)
 
 
-@pytest.mark.parametrize(
-    ("limit", "rates"), [(0.06, ["0.05"]), (0.02, ["0.05", "0.025", "0.0125"])]
-)
-def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit, rates):
+@pytest.mark.parametrize(("limit", "told"), [(0.06, ["0.05"]), (0.02, ["0.05", "0.025", "0.0125"])])
+def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit, told):
     undisturbed, silence = run(bits, "serial")
     assert silence == []
     too_fast(limit)
     found = [run(bits, runtime) for runtime in RUNTIMES]
     for stack, notices in found:
-        assert len(notices) == len(rates)
-        for notice, rate in zip(notices, rates, strict=True):
-            assert notice.startswith("warning: layer 2 diverged in epoch 2: ")
-            assert notice.endswith(
-                f"Back to the end of epoch 1, with half the learning rate, {rate}"
-            )
+        assert len(notices) == len(told)
+        for text, rate in zip(notices, told, strict=True):
+            assert text.startswith("warning: layer 2 diverged in epoch 2: ")
+            assert text.endswith(f"Back to the end of epoch 1, with half the learning rate, {rate}")
         assert all(np.isfinite(a).all() for layer in stack.layers for _, a in layer.parameters())
         assert stack.info["epochs"] == [3, 3]
         np.testing.assert_array_equal(stack.layers[0].weight, undisturbed.layers[0].weight)
@@ -70,7 +64,7 @@ def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit,
 
 @BOTH
 def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
-    once = pretrain(bits, layers=LAYERS, epochs=[3, 1], refresh_epochs=0, batch_size=20)
+    once = pretrain(bits, **RUN | {"epochs": [3, 1]}, refresh_epochs=0)
     too_fast(0.01)
     with pytest.raises(DivergedError, match=r"layer 2 diverged in epoch 2.*rate of 0\.0125") as e:
         run(bits, runtime)
@@ -89,9 +83,7 @@ def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch,
             fallen.append(True)
             rbm.weight.fill(np.nan)
 
-    halved = pretrain(
-        bits, layers=LAYERS, epochs=3, batch_size=20, learning_rate=[0.05, 0.1]
-    ).parameters_sha256
+    halved = pretrain(bits, **RUN, learning_rate=[0.05, 0.1]).parameters_sha256
     before_steps(monkeypatch, overflow)
     stack, notices = run(bits, runtime)
     assert stack.parameters_sha256 == halved, "as if the rate had been that from the start"

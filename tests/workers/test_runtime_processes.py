@@ -58,17 +58,10 @@ def run_within(times, bits, **settings):
 
 
 def in_processes(worker_factories, versions):
-    run = EpochsRun(
-        worker_factories=worker_factories,
-        versions=versions,
-        blas_threads=1,
-        stop=lambda: False,
-        times=TIMEOUTS,
-        restarts=None,
-        shares=RankShares(),
-        below=lambda command: (),
-    )
-    return ProcessesRuntime(run)
+    own = {"worker_factories": worker_factories, "versions": versions, "blas_threads": 1}
+    own |= {"stop": lambda: False, "times": TIMEOUTS, "restarts": None}
+    own |= {"shares": RankShares(), "below": lambda command: ()}
+    return ProcessesRuntime(EpochsRun(**own))
 
 
 def test_progress_is_told_across_processes():
@@ -111,12 +104,11 @@ def standing(bits):
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))
     factories = building.build_worker_factories(settings, (), False, None, Timeouts(), None)
-    return in_processes(factories, versions), versions
+    return in_processes(factories, versions)
 
 
 def test_a_sleeping_process_uses_no_cpu(bits):
-    runtime, _ = standing(bits)
-    with runtime:
+    with standing(bits) as runtime:
         for epoch in (1, 2):
             runtime.submit(Train(1, epoch, 0, 0))
             assert runtime.wait(WAIT) is not None
@@ -138,9 +130,8 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
         return pair
 
     monkeypatch.setattr(processes.socket, "socketpair", socketpair)
-    runtime, _ = standing(bits)
     try:
-        with runtime:
+        with standing(bits) as runtime:
             workers()[2].kill()
             deadline = time.monotonic() + WAIT
             while (message := runtime.wait(0.05)) is None:
@@ -151,11 +142,8 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
             end.close()
 
 
-def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(
-    bits, new_interpreters
-):
-    runtime, _ = standing(bits)
-    with runtime:
+def test_the_end_waits_for_no_process_that_is_suspended_or_still_starts(bits, new_interpreters):
+    with standing(bits):
         children = workers()
         children[1].send_signal(signal.SIGSTOP)
         since = time.monotonic()
@@ -316,31 +304,15 @@ def test_a_suspended_process_does_not_keep_a_signal_from_ending_the_run(bits, la
     sound(caught.value.stack, LAYERS)
 
 
-class Dead:
-    """A process that ended with an answer: an error."""
-
-    channel, has_ended, offset = object(), True, 0.0
-
-    def __init__(self, error):
-        self.left = [Raised(error)]
-
-    def send(self, thing):
-        pass
-
-    def poll(self, seconds):
-        return True
-
-    def receive(self):
-        return self.left.pop() if self.left else None
-
-    def ending(self):
-        return "its process 1 ended with status 1"
-
-
 def connected(error):
+    """Return a layer whose process ended with an answer: an error."""
+    left, ending = [Raised(error)], "its process 1 ended with status 1"
+    dead = SimpleNamespace(channel=object(), has_ended=True, offset=0.0, ending=lambda: ending)
+    dead.receive = lambda: left.pop() if left else None
+    dead.send, dead.poll = lambda thing: None, lambda seconds: True
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
     place = SimpleNamespace(progress=np.zeros(3), stop=lambda: None)
-    layer.connect(Dead(error), LinkedStream(place, [layer], list, Timeouts()))
+    layer.connect(dead, LinkedStream(place, [layer], list, Timeouts()))
     return layer
 
 

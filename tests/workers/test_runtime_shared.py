@@ -76,9 +76,8 @@ def test_another_process_sees_the_numbers():
         "from syncpretrain.workers.shared_memory import SharedArrays\n"
         f"SharedArrays{(numbers.descriptor, numbers.kinds)}.map(write=True)[0][2] = 0.5"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], pass_fds=[numbers.descriptor], check=True, timeout=60
-    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, pass_fds=[numbers.descriptor], check=True, timeout=60)
     assert list(mapped) == [0, 0, 0.5, 0]
     numbers.close()
 

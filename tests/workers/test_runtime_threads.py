@@ -107,12 +107,9 @@ def wait_for_stop(stop):
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 def test_leaving_stops_and_joins_who_still_trains(error):
     workers = [Staged(wait_for_stop), Staged(wait_for_stop), Staged()]
-    with (
-        pytest.raises(error) if error else nullcontext(),
-        ThreadsRuntime(workers, never) as runtime,
-    ):
-        runtime.submit(command(1))
-        runtime.submit(command(2))
+    with pytest.raises(error) if error else nullcontext(), ThreadsRuntime(workers, never) as own:
+        own.submit(command(1))
+        own.submit(command(2))
         assert all(worker.began.wait(WAIT) for worker in workers[:2])
         if error is not None:
             raise error
