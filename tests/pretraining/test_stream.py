@@ -285,10 +285,7 @@ CONVOLUTIONS = "1x8x8,conv:3x3,pool:2{},4"
 @pytest.mark.parametrize(
     ("layers", "options"),
     [
-        *(
-            ((8, 6, 4), {"model": name})
-            for name in ("rbm", "autoencoder", "denoising", "contractive")
-        ),
+        *(((8, 6, 4), {"model": x}) for x in ("rbm", "autoencoder", "denoising", "contractive")),
         ((8, 6, 4), {"hidden_dropout": (0.0, 0.5)}),
         ((8, 6, 4), {"model": "denoising", "corruption": ("none", "masking:0.3")}),
         *((CONVOLUTIONS.format(pooling), {}) for pooling in ("", ":mean", ":prob")),

@@ -40,12 +40,7 @@ class TestRandomStack:
     @pytest.mark.parametrize(
         ("layers", "units", "shapes", "fans"),
         [
-            (
-                (WIDTH, 3000, 1000),
-                ("bernoulli", "relu"),
-                [(WIDTH, 3000), (3000, 1000)],
-                (3016, 3000),
-            ),
+            ((16, 3000, 1000), ("bernoulli", "relu"), [(16, 3000), (3000, 1000)], (3016, 3000)),
             (  # convolutions count the weights of a filter
                 "1x4x4,conv:3000x3,conv:2000x2,6",
                 ("bernoulli", "relu", "bernoulli"),

@@ -36,14 +36,11 @@ def saved_data(folder, X, y=None):
     return str(path)
 
 
-def settings_of(folder, bits, y=None, *, objective="reconstruction", run=None, **changed):
-    return settings_from(
-        LAYERS,
-        data={"name": saved_data(folder, bits, y), "validation": 0.0},
-        finetune={"objective": objective, "epochs": 3, "batch_size": 40},
-        run={"checkpoint_every": "1"} | (run or {}),
-        **{"blas_threads": 1, "epochs": 3, "batch_size": 40, "seed": 3} | changed,
-    )
+def settings_of(folder, bits, y=None, *, objective="reconstruction", **changed):
+    usual = {"blas_threads": 1, "epochs": 3, "batch_size": 40, "seed": 3}
+    usual |= {"data": {"name": saved_data(folder, bits, y), "validation": 0.0}}
+    usual |= {"finetune": {"objective": objective, "epochs": 3, "batch_size": 40}}
+    return settings_from(LAYERS, **usual | {"run": {"checkpoint_every": "1"}} | changed)
 
 
 def labels_for(bits):

@@ -59,9 +59,7 @@ def test_a_replay_of_its_reads_gives_the_same_weights(bits, name):
 @EACH
 def test_the_planner_tries_those_that_name_a_candidate(name):
     kind = SCHEDULES[name]
-    timing = LayerTimings(
-        step=1.0, products=0.5, sharded={}, transform={1: 0.0, 2: 0.0}, validation=0.0
-    )
+    timing = LayerTimings(1.0, 0.5, {}, transform={1: 0.0, 2: 0.0}, validation=0.0)
     settings = settings_from(LAYERS, epochs=2).pretrain
     found = candidates(Task(settings, 100, 0), Timings((timing,) * 4, 2, 1))
     tried = {candidate.options["schedule"] for candidate in found}

@@ -25,6 +25,7 @@ from syncpretrain.workers import threads
 LAYERS = (16, 12, 8, 5)
 WAIT = 20.0
 WANTED = {"layers": LAYERS, "epochs": 3, "batch_size": 20, "workers": 2}
+SHORT = WANTED | {"layers": (16, 12), "epochs": 1}
 
 
 def run(bits, **settings):
@@ -57,10 +58,6 @@ def ticks():
         assert reported.acquire(timeout=WAIT)
 
     return SimpleNamespace(observe=observe, wait=wait)
-
-
-def run_within(times, bits, **settings):
-    return pretrain_within(times, bits, **(WANTED | settings))
 
 
 @pytest.mark.parametrize("runtime", ["serial", "threads"])
@@ -136,7 +133,7 @@ def test_a_stall_is_told_and_does_not_hold_up_the_caller(bits, monkeypatch, capf
     before_steps(monkeypatch, block)
     try:
         with pytest.raises(StalledError, match=r"no minibatch .* for 0\.2 s, by layer 1$") as end:
-            run_within(Timeouts(stall=0.2, tick=0.02, join=0.05), bits)
+            pretrain_within(Timeouts(stall=0.2, tick=0.02, join=0.05), bits, **WANTED)
         sound(end.value.stack, LAYERS)
         assert "in block" in capfd.readouterr().err, "where the stuck thread stands"
     finally:
@@ -164,8 +161,7 @@ def test_a_slow_layer_is_no_stall(bits, monkeypatch, ticks):
         ticks.wait()
 
     before_steps(monkeypatch, slow)
-    times = Timeouts(stall=0.15, tick=0.01)
-    run_within(times, bits, layers=(16, 12), epochs=1, observers=[ticks.observe])
+    pretrain_within(Timeouts(stall=0.15, tick=0.01), bits, **SHORT, observers=[ticks.observe])
 
 
 def test_a_suspended_process_is_no_stall(bits, monkeypatch, ticks):
@@ -181,4 +177,4 @@ def test_a_suspended_process_is_no_stall(bits, monkeypatch, ticks):
             jumped.set()
 
     before_steps(monkeypatch, suspend)
-    run_within(Timeouts(tick=0.01), bits, layers=(16, 12), epochs=1, observers=[ticks.observe])
+    pretrain_within(Timeouts(tick=0.01), bits, **SHORT, observers=[ticks.observe])

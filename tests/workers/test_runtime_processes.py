@@ -53,10 +53,6 @@ def run(bits, **settings):
     return pretrain(bits, **(WANTED | settings))
 
 
-def run_within(times, bits, **settings):
-    return pretrain_within(times, bits, **(WANTED | settings))
-
-
 def in_processes(worker_factories, versions):
     own = {"worker_factories": worker_factories, "versions": versions, "blas_threads": 1}
     own |= {"stop": lambda: False, "times": TIMEOUTS, "restarts": None}
@@ -157,7 +153,8 @@ def test_a_stuck_minibatch_holds_nobody_up(bits, monkeypatch):
     interrupt = At(Progress, partial(signal.raise_signal, signal.SIGINT), layer=1, epoch=2)
     since = time.monotonic()
     with pytest.raises(RunInterrupted):
-        run_within(Timeouts(drain=0.2), bits, observers=[interrupt], layers=(16, 12))
+        settings = WANTED | {"layers": (16, 12), "observers": [interrupt]}
+        pretrain_within(Timeouts(drain=0.2), bits, **settings)
     assert time.monotonic() - since < WAIT
 
 
@@ -235,7 +232,7 @@ def test_a_stall_is_told_with_the_stacks_of_all_processes(bits, monkeypatch, cap
     times = Timeouts()  # the processes may start as slowly as they like
     hurry = At(EpochFinished, partial(object.__setattr__, times, "stall", 0.7), layer=2)
     with pytest.raises(StalledError, match=r"no minibatch was trained for 0\.7 s, by layer 1"):
-        run_within(times, bits, observers=[hurry])
+        pretrain_within(times, bits, **WANTED, observers=[hurry])
     written = capfd.readouterr().err
     assert "sabotage.py" in written, "where layer 1 is stuck"
     assert written.count("Current thread") + written.count("Thread 0x") >= 4
