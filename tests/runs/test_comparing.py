@@ -38,7 +38,7 @@ def quick(monkeypatch):
 
 class TestRandomStack:
     @pytest.mark.parametrize(
-        ("layers", "units", "shapes", "fans"),
+        ("layers", "units", "sizes", "fans"),
         [
             ((16, 3000, 1000), ("bernoulli", "relu"), [(16, 3000), (3000, 1000)], (3016, 3000)),
             (  # convolutions count the weights of a filter
@@ -49,13 +49,12 @@ class TestRandomStack:
             ),
         ],
     )
-    def test_deviations_are_glorots_and_below_rectified_units_hes(
-        self, layers, units, shapes, fans
-    ):
+    def test_deviations_are_glorots_and_below_rectified_units_hes(self, layers, units, sizes, fans):
         settings = settings_from(layers, hidden_units=units).pretrain
         made = random_stack(settings, make_data(), seed=0).layers
         assert tuple(layer.hidden_units for layer in made) == units
-        assert [layer.weight.shape for layer in made] == shapes
+        assert tuple(layer.shape for layer in made) == settings.shapes
+        assert [layer.weight.shape for layer in made] == sizes
         for layer, fan in zip(made, fans, strict=True):
             assert layer.weight.std() == pytest.approx(math.sqrt(2 / fan), rel=0.02)
             assert abs(layer.weight.mean()) < 4 * layer.weight.std() / math.sqrt(layer.weight.size)
@@ -245,11 +244,7 @@ class TestRefused:
             ("batch_size: got 61, expected at most 60", {"batch_size": 61}, {}),
             ("seed: got 9223372036854775808", {}, {"seeds": (2**63 - 1, 2**63)}),
             ("seed: got -1", {}, {"seeds": (0, -1)}),
-            (
-                "baselines: got 'svm', expected some of svc, extra-trees",
-                {},
-                {"baselines": ("svm",)},
-            ),
+            ("baselines: got 'svm', expected some of svc, extra-trees", {}, {"baselines": ["svm"]}),
             (
                 "baselines: got svc with reconstruction, expected class",
                 {"finetune": RECONSTRUCTION},
