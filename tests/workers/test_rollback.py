@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from moments import told_by
 from onelayer import layer_settings
-from trialruns import notices_of
 
 from syncpretrain import pretrain
 from syncpretrain.errors import DivergedError
@@ -24,31 +24,25 @@ RUNTIMES = ["serial", "threads"]
 BOTH = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
-@pytest.fixture
-def too_fast(monkeypatch):
-    """From epoch 2 on, any learning rate above a limit makes layer 2 diverge."""
+def too_fast(monkeypatch, limit):
+    """Have any learning rate above a limit make layer 2 diverge, from epoch 2 on."""
 
-    def install(limit):
-        def overflow(rbm, epoch, step):
-            if rbm.layer == 2 and (epoch, step) >= (2, 3) and rbm.learning_rate > limit:
-                rbm.weight.fill(np.inf)
+    def overflow(rbm, epoch, step):
+        if rbm.layer == 2 and (epoch, step) >= (2, 3) and rbm.learning_rate > limit:
+            rbm.weight.fill(np.inf)
 
-        before_steps(monkeypatch, overflow)
-
-    return install
+    before_steps(monkeypatch, overflow)
 
 
 def run(bits, runtime):
-    seen = []
-    stack = pretrain(bits, **RUN, runtime=runtime, observers=[seen.append])
-    return stack, notices_of(seen)
+    return told_by(pretrain, bits, **RUN, runtime=runtime)
 
 
 @pytest.mark.parametrize(("limit", "told"), [(0.06, ["0.05"]), (0.02, ["0.05", "0.025", "0.0125"])])
-def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit, told):
+def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, monkeypatch, limit, told):
     undisturbed, silence = run(bits, "serial")
     assert silence == []
-    too_fast(limit)
+    too_fast(monkeypatch, limit)
     found = [run(bits, runtime) for runtime in RUNTIMES]
     for stack, notices in found:
         assert len(notices) == len(told)
@@ -63,9 +57,9 @@ def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit,
 
 
 @BOTH
-def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
+def test_the_fourth_time_is_the_last(bits, monkeypatch, runtime):
     once = pretrain(bits, **RUN | {"epochs": [3, 1]}, refresh_epochs=0)
-    too_fast(0.01)
+    too_fast(monkeypatch, 0.01)
     with pytest.raises(DivergedError, match=r"layer 2 diverged in epoch 2.*rate of 0\.0125") as e:
         run(bits, runtime)
     stack = e.value.stack
