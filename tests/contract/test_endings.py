@@ -206,23 +206,17 @@ WAYS = {
 }
 
 
-@pytest.fixture
-def arrange(monkeypatch):
+def arrange(monkeypatch, kind, layer):
     """Have a layer fail, wherever it is trained."""
-
-    def fail(kind, layer):
-        epochs = partial(sabotage.build_worker, kind, layer)
-        streamed = partial(sabotage.build_streamed_layer, kind, layer)
-        monkeypatch.setattr(build, "build_worker", epochs)
-        monkeypatch.setattr(streaming, "build_streamed_layer", streamed)
-
-    return fail
+    monkeypatch.setattr(build, "build_worker", partial(sabotage.build_worker, kind, layer))
+    streamed = partial(sabotage.build_streamed_layer, kind, layer)
+    monkeypatch.setattr(streaming, "build_streamed_layer", streamed)
 
 
 @pytest.mark.parametrize(("kind", "layer"), list(zip(WAYS, (1, 2, 3, 1), strict=True)))
 @runs_of(*STREAM, serial=True, shared=False)
-def test_a_failure_names_layer_epoch_and_cause(bits, arrange, runtime, handoff, kind, layer):
-    arrange(kind, layer)
+def test_a_failure_names_layer_epoch_and_cause(bits, monkeypatch, runtime, handoff, kind, layer):
+    arrange(monkeypatch, kind, layer)
     told = rf"^layer {layer} failed in epoch 2{runtime.place}: {WAYS[kind]}"
     with runtime.around(), pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff, epochs=3).run()
@@ -242,8 +236,8 @@ DEATHS = {
 
 @pytest.mark.parametrize(("kind", "layer"), list(zip(DEATHS, (2, 1, 2, 3), strict=True)))
 @runs_of(*STREAM, replaced=True, shared=False)
-def test_a_process_that_ends_by_itself_is_told(bits, arrange, runtime, handoff, kind, layer):
-    arrange(kind, layer)
+def test_a_process_that_ends_by_itself_is_told(bits, monkeypatch, runtime, handoff, kind, layer):
+    arrange(monkeypatch, kind, layer)
     told = rf"^layer {layer} failed in epoch 2: {DEATHS[kind]}"
     with pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff, epochs=3).run()
@@ -251,8 +245,8 @@ def test_a_process_that_ends_by_itself_is_told(bits, arrange, runtime, handoff, 
 
 
 @runs_of(*STREAM, mortal=True, shared=False)
-def test_a_layer_that_cannot_be_built_is_told(bits, arrange, runtime, handoff):
-    arrange("worker_factory", 1)
+def test_a_layer_that_cannot_be_built_is_told(bits, monkeypatch, runtime, handoff):
+    arrange(monkeypatch, "worker_factory", 1)
     told = rf"^layer 1 failed in epoch 1{runtime.place}: MemoryError: out of luck"
     with runtime.around(), pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff).run()
@@ -260,9 +254,9 @@ def test_a_layer_that_cannot_be_built_is_told(bits, arrange, runtime, handoff):
 
 
 @runs_of(*STREAM, serial=True)
-def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, arrange, runtime, handoff):
+def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, monkeypatch, runtime, handoff):
     wanted = ended(bits, SERIAL, handoff, **of_one_layer(runtime, 1))
-    arrange("broken", 1)
+    arrange(monkeypatch, "broken", 1)
     with runtime.around(), pytest.raises(WorkerError, match="layer 1 failed in epoch 2") as caught:
         driver(bits, runtime, handoff, **of_one_layer(runtime, 3)).run()
     assert caught.value.stack.parameters_sha256 == wanted.parameters
