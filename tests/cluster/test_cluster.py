@@ -1,7 +1,5 @@
 """Ranks: their place in a job, messages and bells between them, how the loss of one is noticed."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -33,7 +31,7 @@ PORT = (1, "things")
 
 
 @contextmanager
-def transports(size: int):
+def transports(size):
     made = [Transport(engine, Timeouts(join=WAIT)) for engine in local_engines(size)]
     try:
         yield made
@@ -300,29 +298,25 @@ def look(own, now, **found):
     return own.after(now, **(usual | found))
 
 
+def settled(own, now, **found):
+    return [look(own, now, **found) for _ in range(10)][-1]
+
+
 def test_naps_grow_until_something_moves():
     own = Naps(now=0.0)
     assert [look(own, 0.0) / transport.SHORTEST_NAP for _ in range(3)] == [2, 4, 8]
-    for _ in range(10):
-        longest = look(own, 0.4)
-    assert longest == transport.LONGEST_NAP
+    assert settled(own, 0.4) == transport.LONGEST_NAP
     assert look(own, 0.6) == 2 * transport.LONGEST_NAP, "nothing has moved for half a second"
-    for _ in range(10):
-        longest = look(own, 0.7)
-    assert longest == transport.IDLE_NAP
+    assert settled(own, 0.7) == transport.IDLE_NAP
     assert look(own, 0.8, is_sending=True) == transport.LONGEST_NAP, "for what is on its way"
     assert look(own, 0.9, moved=True) == transport.SHORTEST_NAP
-    for _ in range(10):
-        longest = look(own, 0.9, is_eager=True)
-    assert longest == transport.EAGER_NAP
+    assert settled(own, 0.9, is_eager=True) == transport.EAGER_NAP
 
 
 def test_where_a_bell_rings_naps_are_longer():
     own = Naps(now=0.0)
     assert look(own, 0.1, moved=True, rings=True) == transport.LONGEST_NAP
-    for _ in range(10):
-        longest = look(own, 0.2, rings=True)
-    assert longest == transport.RESTING_NAP
+    assert settled(own, 0.2, rings=True) == transport.RESTING_NAP
     assert look(own, 0.1, moved=True, rings=True, is_sending=True) == transport.SENDING_NAP
     own.wake()
     assert look(own, 0.2, rings=True) == transport.SHORTEST_NAP, "it may come in a moment"

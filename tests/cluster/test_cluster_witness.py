@@ -1,7 +1,5 @@
 """The witness of a job: it names the processes that die, in the order of their ends."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import select
@@ -59,7 +57,7 @@ def watching():
         os.close(writes)
 
 
-def speaker(address: str) -> subprocess.Popen[str]:
+def speaker(address):
     """A process that connects to the witness, and sends it the line that is written to it."""
     command = [sys.executable, "-I", "-S", "-c", SEEN, address.replace("\0", "@")]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -119,18 +117,16 @@ def test_a_word_behind_the_first_look_explains_an_end(word, said):
         process.communicate(f"{word}\n", timeout=WAIT)
         own._names[process.pid] = "second"
         own._missed.append(process.pid)
-        looks, times = own._looks, []
+        real, times = own._looks, []
 
         def poll(wait):
             times.append(wait)
-            return looks.poll(0) if len(times) > 1 else []
+            return real.poll(0) if len(times) > 1 else []
 
-        own._looks = SimpleNamespace(
-            poll=poll, register=looks.register, unregister=looks.unregister
-        )
+        own._looks = SimpleNamespace(poll=poll, register=real.register, unregister=real.unregister)
         os.write(names, b"over\n")
         assert own.wait() == said
-        own._looks = looks
+        own._looks = real
 
 
 @needs_pidfd
@@ -241,7 +237,7 @@ def two_hosts():
 
 
 @contextmanager
-def rank_of(own: job.Witness):
+def rank_of(own):
     """A process that a witness sees, and knows by its identifier."""
     address = own.address.replace("\0", "@")
     with subprocess.Popen(

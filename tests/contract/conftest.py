@@ -1,7 +1,5 @@
 """The oracle of the contract suite."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,9 +1,6 @@
 """Every runtime ends in the bits of the serial one, whatever trains, and wherever it is stopped."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,6 @@ from contractruns import (
     SPLIT,
     STATES,
     STREAM,
-    Runtime,
     driver,
     ended,
     of_one_layer,
@@ -86,12 +82,13 @@ def test_a_free_run_is_replayed_by_any(bits, runtime, handoff):
         assert again.parameters == free
 
 
-def state_after(bits, minibatches: int, monkeypatch, runtime: Runtime, handoff, plan) -> Any:
+def state_after(bits, minibatches, monkeypatch, runtime, handoff, plan, *, resume=None):
     """Return the state of a run that was stopped so early, None if it was over before."""
-    states: list[Any] = []
+    states = []
     with monkeypatch.context() as patch:
         stop_after(patch, minibatches)
         run = driver(bits, runtime, handoff, **plan)
+        run.resume = resume
         run.save = lambda state, *, done, final: states.append(state()) if final else None
         try:
             run.run()
@@ -117,6 +114,15 @@ def test_a_run_stopped_in_any_minibatch_goes_on_to_the_same_bits(
         again = ended(bits, second, handoff, resume=resume, **plan, workers=1 + stops % 3)
         assert again.outcome == wanted.outcome, f"stopped after {minibatches}"
     assert stops
+
+
+@pytest.mark.parametrize("handoff", STREAM)
+def test_a_run_may_be_stopped_again_and_again(bits, alone, monkeypatch, handoff):
+    state, stops = None, 0
+    while later := state_after(bits, 3, monkeypatch, SERIAL, handoff, {}, resume=state):
+        state, stops = later, stops + 1
+    assert stops > 5
+    assert ended(bits, SERIAL, handoff, resume=state).outcome == alone(SERIAL, handoff).outcome
 
 
 @pytest.mark.parametrize("minibatches", [1, 5, 11, 16, 21])

@@ -1,26 +1,24 @@
 """However a run ends, every runtime tells the same, keeps the same, and can go on from it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
 import traceback
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import sabotage
 from contractruns import SERIAL, STATES, STREAM, driver, ended, of_one_layer, runs_of
 from layerprocesses import workers
+from moments import At
 from stackcomparisons import sound
+from trialruns import DieAt
 
 from syncpretrain.errors import CheckpointError, DivergedError, RunInterrupted, WorkerError
 from syncpretrain.events import (
     EpochFinished,
     EpochStarted,
-    Event,
     LayerFinished,
     Progress,
     RunFinished,
@@ -39,8 +37,8 @@ DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 
 @runs_of(serial=True, shared=False)
 def test_events_come_in_order(bits, runtime, handoff):
-    events: list[Event] = []
-    places: set[threading.Thread] = set()
+    events = []
+    places = set()
     observers = [events.append, lambda event: places.add(threading.current_thread())]
     options = {"epochs": (5, 3, 4)} | ({"pace": "free"} if handoff == "epoch" else {})
     with runtime.around():
@@ -49,7 +47,7 @@ def test_events_come_in_order(bits, runtime, handoff):
     assert isinstance(events[0], RunStarted)
     assert events[0].layers == LAYERS
     assert isinstance(events[-1], RunFinished)
-    running: dict[int, EpochStarted] = {}
+    running = {}
     done, ended, busy = [0, 0, 0], [], [0.0, 0.0, 0.0]
     for event in events[1:-1]:
         assert events[0].time <= event.time <= events[-1].time
@@ -97,9 +95,7 @@ STOPPING = {"epochs": 12, "patience": 1, "learning_rate": 0.5}
     ],
 )
 @runs_of(*STREAM, shared=False)
-def test_a_layer_that_learns_no_more_stops_at_the_same_epoch(
-    bits, alone, runtime, handoff, learner
-):
+def test_layers_that_learn_no_more_stop_at_the_same_epoch(bits, alone, runtime, handoff, learner):
     found = ended(bits, runtime, handoff, **STOPPING, **learner)
     assert found == alone(runtime, handoff, **STOPPING, **learner)
     assert min(found.epochs) < 12
@@ -128,19 +124,6 @@ def test_a_layer_that_diverges_for_good_is_named(bits, runtime, handoff):
     sound(caught.value.stack, LAYERS)
 
 
-class At:
-    """An observer that acts once, at the first event of a kind, layer and epoch."""
-
-    def __init__(self, kind, layer, epoch, act):
-        self.moment, self.act, self.seen = (kind, layer, epoch), act, []
-
-    def __call__(self, event):
-        kind, *place = self.moment
-        if isinstance(event, kind) and [event.layer, event.epoch] == place and not self.seen:
-            self.seen.append(time.monotonic())
-            self.act()
-
-
 @runs_of(serial=True)
 def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bits(
     bits, alone, tmp_path, runtime, handoff
@@ -149,14 +132,14 @@ def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bit
     signum = signal.SIGTERM if runtime.options else signal.SIGINT
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
-    def act() -> None:
+    def act():
         for child in workers().values():
             child.send_signal(signum)
         signal.raise_signal(signum)
 
     states, events = [], []
     with runtime.around():
-        observers = [At(EpochFinished, 1, 3, act), events.append]
+        observers = [At(EpochFinished, act, layer=1, epoch=3), events.append]
         run = driver(bits, runtime, handoff, observers=observers, **LONG)
         run.save = lambda state, *, done, final: states.append(state()) if final else None
         with pytest.raises(RunInterrupted, match="epochs finished: layer 1: ") as caught:
@@ -176,7 +159,7 @@ def test_a_signal_keeps_what_was_learned_and_any_runtime_goes_on_to_the_same_bit
 
 @runs_of(*STREAM, serial=True, shared=False)
 def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runtime, handoff):
-    states: list[Any] = []
+    states = []
     with runtime.around():
         run = driver(bits, runtime, handoff, **LONG)
         run.save = lambda state, *, done, final: states.append((state(), done))
@@ -191,8 +174,8 @@ def test_a_state_between_epochs_is_one_to_go_on_from(bits, alone, tmp_path, runt
     assert len(again.decisions) == len(wanted.decisions) - sum(done), "no epoch twice"
 
 
-def assert_state_is_refused(bits, runtime, handoff, layers, others) -> None:
-    states: list[Any] = []
+def assert_state_is_refused(bits, runtime, handoff, layers, others):
+    states = []
     run = driver(bits, SERIAL, handoff, layers=layers, epochs=3)
     run.save = lambda state, *, done, final: states.append(state())
     run.run()
@@ -223,23 +206,17 @@ WAYS = {
 }
 
 
-@pytest.fixture
-def arrange(monkeypatch):
+def arrange(monkeypatch, kind, layer):
     """Have a layer fail, wherever it is trained."""
-
-    def fail(kind: str, layer: int) -> None:
-        epochs = partial(sabotage.build_worker, kind, layer)
-        streamed = partial(sabotage.build_streamed_layer, kind, layer)
-        monkeypatch.setattr(build, "build_worker", epochs)
-        monkeypatch.setattr(streaming, "build_streamed_layer", streamed)
-
-    return fail
+    monkeypatch.setattr(build, "build_worker", partial(sabotage.build_worker, kind, layer))
+    streamed = partial(sabotage.build_streamed_layer, kind, layer)
+    monkeypatch.setattr(streaming, "build_streamed_layer", streamed)
 
 
 @pytest.mark.parametrize(("kind", "layer"), list(zip(WAYS, (1, 2, 3, 1), strict=True)))
 @runs_of(*STREAM, serial=True, shared=False)
-def test_a_failure_names_layer_epoch_and_cause(bits, arrange, runtime, handoff, kind, layer):
-    arrange(kind, layer)
+def test_a_failure_names_layer_epoch_and_cause(bits, monkeypatch, runtime, handoff, kind, layer):
+    arrange(monkeypatch, kind, layer)
     told = rf"^layer {layer} failed in epoch 2{runtime.place}: {WAYS[kind]}"
     with runtime.around(), pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff, epochs=3).run()
@@ -259,8 +236,8 @@ DEATHS = {
 
 @pytest.mark.parametrize(("kind", "layer"), list(zip(DEATHS, (2, 1, 2, 3), strict=True)))
 @runs_of(*STREAM, replaced=True, shared=False)
-def test_a_process_that_ends_by_itself_is_told(bits, arrange, runtime, handoff, kind, layer):
-    arrange(kind, layer)
+def test_a_process_that_ends_by_itself_is_told(bits, monkeypatch, runtime, handoff, kind, layer):
+    arrange(monkeypatch, kind, layer)
     told = rf"^layer {layer} failed in epoch 2: {DEATHS[kind]}"
     with pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff, epochs=3).run()
@@ -268,8 +245,8 @@ def test_a_process_that_ends_by_itself_is_told(bits, arrange, runtime, handoff, 
 
 
 @runs_of(*STREAM, mortal=True, shared=False)
-def test_a_layer_that_cannot_be_built_is_told(bits, arrange, runtime, handoff):
-    arrange("worker_factory", 1)
+def test_a_layer_that_cannot_be_built_is_told(bits, monkeypatch, runtime, handoff):
+    arrange(monkeypatch, "worker_factory", 1)
     told = rf"^layer 1 failed in epoch 1{runtime.place}: MemoryError: out of luck"
     with runtime.around(), pytest.raises(WorkerError, match=told) as caught:
         driver(bits, runtime, handoff).run()
@@ -277,9 +254,9 @@ def test_a_layer_that_cannot_be_built_is_told(bits, arrange, runtime, handoff):
 
 
 @runs_of(*STREAM, serial=True)
-def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, arrange, runtime, handoff):
+def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, monkeypatch, runtime, handoff):
     wanted = ended(bits, SERIAL, handoff, **of_one_layer(runtime, 1))
-    arrange("broken", 1)
+    arrange(monkeypatch, "broken", 1)
     with runtime.around(), pytest.raises(WorkerError, match="layer 1 failed in epoch 2") as caught:
         driver(bits, runtime, handoff, **of_one_layer(runtime, 3)).run()
     assert caught.value.stack.parameters_sha256 == wanted.parameters
@@ -288,31 +265,28 @@ def test_a_layer_that_fails_is_taken_back_to_its_last_epoch(bits, arrange, runti
 @pytest.mark.parametrize("kind", [EpochFinished, RunFinished])
 @runs_of(serial=True, shared=False)
 def test_an_error_of_an_observer_ends_the_run_as_it_is(bits, runtime, handoff, kind):
-    def observe(event: Event) -> None:
-        if isinstance(event, kind):
-            raise ZeroDivisionError("the observer's own")
-
+    fails = DieAt(kind, error=ZeroDivisionError("the observer's own"))
     with runtime.around(), pytest.raises(ZeroDivisionError, match="the observer's own"):
-        driver(bits, runtime, handoff, observers=[observe]).run()
+        driver(bits, runtime, handoff, observers=[fails]).run()
 
 
-@pytest.mark.parametrize("moment", [(EpochStarted, 1, 1), (EpochFinished, 2, 3)])
+@pytest.mark.parametrize(("kind", "layer", "epoch"), [(EpochStarted, 1, 1), (EpochFinished, 2, 3)])
 @runs_of(*STREAM, mortal=True)
 def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(
-    bits, alone, runtime, handoff, moment
+    bits, alone, runtime, handoff, kind, layer, epoch
 ):
-    states: list[Any] = []
+    states = []
     # That a rank is lost is looked for a few times a second.
     seen_late = handoff == "epoch" and not runtime.replaces
     epochs = LONG | {"epochs": 400 if seen_late else 20}
     with runtime.around() as around:
-        kill = At(*moment, partial(runtime.kill, around))
+        kill = At(kind, partial(runtime.kill, around), layer=layer, epoch=epoch)
         run = driver(bits, runtime, handoff, observers=[kill], **epochs)
         run.save = lambda state, *, done, final: states.append(state())
         told = rf"^layer [1-3, ]+ failed (in|after|before) .*{runtime.death}$"
         with pytest.raises(WorkerError, match=told) as caught:
             run.run()
-        assert time.monotonic() - kill.seen[0] < DEATH_SECONDS
+        assert time.monotonic() - kill.since < DEATH_SECONDS
     sound(caught.value.stack, LAYERS)
     resume = states[-1] if states else None
     given = runtime.options | epochs
@@ -322,8 +296,8 @@ def test_a_worker_that_is_killed_is_told_at_once_and_the_run_resumed(
 
 @runs_of(*STREAM, replaced=True)
 def test_a_worker_that_is_killed_is_replaced_to_the_same_bits(bits, alone, runtime, handoff):
-    told: list[str] = []
-    kill = At(EpochFinished, 2, 3, partial(runtime.kill, None))
+    told = []
+    kill = At(EpochFinished, partial(runtime.kill, None), layer=2, epoch=3)
     restarts = Restarts(3, told.append)
     run = driver(bits, runtime, handoff, observers=[kill], restarts=restarts, **LONG)
     assert run.run().parameters_sha256 == alone(runtime, handoff, **LONG).parameters

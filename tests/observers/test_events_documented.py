@@ -1,7 +1,5 @@
 """The event log, its JSON Schema and docs/events.rst say the same."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields
@@ -17,17 +15,15 @@ from syncpretrain.settings import settings_from
 SCHEMA = ROOT / "docs" / "_static" / "events.schema.json"
 PAGE = (ROOT / "docs" / "events.rst").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^(\w+)\n~+\n(.*?)(?=^\w+\n~+\n|\Z)", PAGE, re.MULTILINE | re.DOTALL))
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
 WORDS = {
     "text": {"type": "string"},
     "boolean": {"type": "boolean"},
     "integer": {"type": "integer"},
     "number or null": {"type": ["number", "null"]},
-    "list of integers": {"type": "array", "items": {"type": "integer"}},
+    "list of integers": INTEGERS,
     "list of numbers": {"type": "array", "items": {"type": ["number", "null"]}},
-    "list of lists of integers": {
-        "type": "array",
-        "items": {"type": "array", "items": {"type": "integer"}},
-    },
+    "list of lists of integers": {"type": "array", "items": INTEGERS},
 }
 TYPES = {"string": str, "boolean": bool, "integer": int, "number": (int, float), "array": list}
 

@@ -1,7 +1,5 @@
 """What is kept of a run whose events are known: events.jsonl, its trace, and its history."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -54,24 +52,11 @@ def test_a_line_an_event_with_times_from_the_first(path):
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert lines[0] == {"event": "Notice", "time": 0.0, "message": "Zürich"}
     assert lines[1]["layers"] == [4, 3, 2]
-    assert lines[3] == {
-        "event": "EpochFinished",
-        "time": 3.0,
-        "layer": 1,
-        "epoch": 1,
-        "reads": 0,
-        "started": 1.0,
-        "transform_seconds": 0.0,
-        "train_error": 5.0,
-        "validation_error": 5.5,
-        "drift": None,
-    }
-    assert lines[-1] == {
-        "event": "RunFinished",
-        "time": 7.0,
-        "seconds": 6.0,
-        "busy_seconds": [4.0, 1.0],
-    }
+    epoch = {"layer": 1, "epoch": 1, "reads": 0, "started": 1.0, "transform_seconds": 0.0}
+    epoch |= {"train_error": 5.0, "validation_error": 5.5, "drift": None}
+    assert lines[3] == {"event": "EpochFinished", "time": 3.0, **epoch}
+    seconds = {"time": 7.0, "seconds": 6.0, "busy_seconds": [4.0, 1.0]}
+    assert lines[-1] == {"event": "RunFinished", **seconds}
     assert "Progress" not in [line["event"] for line in lines]
     assert len(lines) == len(EVENTS) - 1
 
@@ -209,55 +194,31 @@ def test_errors_ride_along_and_a_nan_is_null(entries):
 def test_finetuning_alone_and_nothing_at_all(tmp_path):
     path = tmp_path / "trace.json"
     write_trace(TRACED[-2:], str(path))
-    assert slices(json.loads(path.read_text())["traceEvents"]) == [
-        (1, "epoch 1", 500_000, 1_500_000)
-    ]
+    entries = json.loads(path.read_text())["traceEvents"]
+    assert slices(entries) == [(1, "epoch 1", 500_000, 1_500_000)]
     write_trace([], path)
     assert json.loads(path.read_text())["traceEvents"] == []
 
 
-@pytest.fixture
-def history():
+NOTHING, OVER = ((), ()), [RunFinished(20.0, 8.0, (4.5, 8.5)), Notice(30.0, "of fine-tuning")]
+
+
+@pytest.mark.parametrize(
+    ("events", "epochs", "reads", "seconds", "busy", "idle"),
+    [
+        (EVENTS[:1], (), (), 0.0, (), ()),
+        (EVENTS[:2], (0, 0), NOTHING, 0.0, (0.0, 0.0), (0.0, 0.0)),
+        (EVENTS[:-1], (2, 1), ((0, 0), (2,)), 5.0, (4.0, 1.0), (1.0, 4.0)),
+        ([*EVENTS[:-1], Progress(16.0, 2, 2, 0.5)], (2, 1), ((0, 0), (2,)), 6.0, (4, 1), (2, 5)),
+        ([*EVENTS[:-1], *OVER], (2, 1), ((0, 0), (2,)), 8.0, (4.5, 8.5), (3.5, 0.0)),
+    ],
+    ids=["before the run", "begun", "an epoch under way", "in it", "with the driver's figures"],
+)
+def test_the_history_of_a_run(events, epochs, reads, seconds, busy, idle):
     history = History()
-    for event in EVENTS[:-1]:
+    for event in events:
         history(event)
-    return history
-
-
-def test_epochs_and_reads(history):
-    assert history.epochs == (2, 1)
-    assert history.reads == ((0, 0), (2,))  # the epoch under way does not count
-
-
-def test_busy_and_idle_of_an_unfinished_run(history):
-    assert history.pretrain_seconds == 5.0
-    assert history.busy_seconds == (4.0, 1.0)
-    assert history.idle_seconds == (1.0, 4.0)
-
-
-def test_progress_tells_the_time_but_is_not_kept(history):
-    history(Progress(16.0, 2, 2, 0.5))
-    assert history.pretrain_seconds == 6.0
-    assert history.events == [event for event in EVENTS[:-1] if not isinstance(event, Progress)]
-
-
-def test_a_finished_run_has_the_drivers_figures(history):
-    history(RunFinished(20.0, 8.0, (4.5, 8.5)))
-    history(Notice(30.0, "fine-tuning takes no part"))
-    assert history.pretrain_seconds == 8.0
-    assert history.busy_seconds == (4.5, 8.5)
-    assert history.idle_seconds == (3.5, 0.0)
-
-
-def test_before_the_run_everything_is_empty():
-    history = History()
-    history(EVENTS[0])
-    assert history.epochs == history.reads == history.busy_seconds == history.idle_seconds == ()
-    assert history.pretrain_seconds == 0.0
-
-
-def test_a_layer_that_never_trained():
-    history = History()
-    history(EVENTS[1])
-    assert history.epochs == (0, 0)
-    assert history.reads == ((), ())
+    assert (history.epochs, history.reads) == (epochs, reads)
+    assert history.pretrain_seconds == seconds
+    assert (history.busy_seconds, history.idle_seconds) == (busy, idle)
+    assert history.events == [event for event in events if not isinstance(event, Progress)]

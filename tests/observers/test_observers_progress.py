@@ -1,7 +1,5 @@
 """Progress: what live and plain lines say, how often they are drawn, and what they forecast."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -40,15 +38,9 @@ class Screen:
 
     def __init__(self, width=100, tick=1.0, height=25):
         self.file = StringIO()
-        self.console = Console(
-            file=self.file,
-            force_terminal=True,
-            width=width,
-            height=height,
-            color_system=None,
-            legacy_windows=False,
-            _environ={"TERM": "xterm"},
-        )
+        own = {"force_terminal": True, "color_system": None, "legacy_windows": False}
+        own |= {"width": width, "height": height, "_environ": {"TERM": "xterm"}}
+        self.console = Console(file=self.file, **own)
         self.now, self.tick = 0.0, tick
 
     def clock(self):
@@ -289,8 +281,6 @@ class TestPlain:
 
 
 class Refusing(StringIO):
-    """A file that takes nothing."""
-
     def __init__(self, error):
         super().__init__()
         self.error, self.asked = error, 0
@@ -318,48 +308,39 @@ class TestWhatCannotBePrinted:
 EQUAL = RunStarted(0.0, (10, 10, 10), (4, 4), "synchronized", "lockstep", "threads", 2, 100)
 
 
+RESUMED_EQUAL = replace(EQUAL, past_reads=((0, 0), ()))
+BEGUN = EpochStarted(0.0, 1, 1, 0)
+
+
 def ended(time, layer, epoch, seconds):
     return finished(time, layer, epoch, 0, seconds=seconds)
 
 
-class TestForecast:
-    def test_nothing_is_known_before_there_is_work(self):
-        forecast = Forecast(EQUAL)
-        assert (forecast.share, forecast.rate, forecast.seconds_left) == (0.0, None, None)
-
-    def test_a_layer_that_has_not_trained_is_as_fast_as_the_others(self):
-        forecast = Forecast(EQUAL)
-        forecast(EpochStarted(0.0, 1, 1, 0))
-        forecast(ended(2.0, 1, 1, 2.0))
-        assert forecast.share == 1 / 8
-        assert forecast.rate == 50.0
-        assert forecast.seconds_left == 8.0  # layer 2: 4 epochs of 2 s; layer 1: 3 of them
-
-    @pytest.mark.parametrize(("schedule", "workers"), [("greedy", 2), ("synchronized", 1)])
-    def test_one_layer_at_a_time_takes_the_sum(self, schedule, workers):
-        forecast = Forecast(replace(EQUAL, schedule=schedule, workers=workers))
-        forecast(ended(2.0, 1, 1, 2.0))
-        assert forecast.seconds_left == 14.0  # 7 epochs of 2 s
-
-    def test_a_running_epoch_counts_by_its_fraction(self):
-        forecast = Forecast(EQUAL)
-        forecast(EpochStarted(0.0, 1, 1, 0))
-        forecast(Progress(1.0, 1, 1, 0.5))
-        assert forecast.share == 1 / 16
-        assert forecast.seconds_left == 8.0
-
-    def test_a_resumed_run_is_as_fast_as_it_is_now(self):
-        forecast = Forecast(replace(EQUAL, past_reads=((0, 0), ())))
-        assert forecast.share == 2 / 8
-        forecast(ended(3.0, 1, 3, 3.0))
-        assert forecast.rate == pytest.approx(100 / 3)
-        assert forecast.seconds_left == 12.0
-
-    def test_a_layer_that_stops_early_is_done(self):
-        forecast = Forecast(EQUAL)
-        forecast(ended(1.0, 1, 1, 1.0))
-        forecast(ended(2.0, 2, 1, 1.0))
-        forecast(LayerFinished(2.0, 2))
-        forecast(LayerFinished(2.0, 1))
-        assert forecast.share == 1.0
-        assert forecast.seconds_left == 0.0
+@pytest.mark.parametrize(
+    ("start", "events", "share", "rate", "seconds_left"),
+    [
+        (EQUAL, [], 0.0, None, None),
+        # Layer 2 has 4 epochs of 2 s to go, layer 1 has 3 of them; one after another they are 7.
+        (EQUAL, [BEGUN, ended(2.0, 1, 1, 2.0)], 1 / 8, 50.0, 8.0),
+        (replace(EQUAL, schedule="greedy"), [ended(2.0, 1, 1, 2.0)], 1 / 8, 50.0, 14.0),
+        (replace(EQUAL, workers=1), [ended(2.0, 1, 1, 2.0)], 1 / 8, 50.0, 14.0),
+        (EQUAL, [BEGUN, Progress(1.0, 1, 1, 0.5)], 1 / 16, 50.0, 8.0),
+        (RESUMED_EQUAL, [], 2 / 8, None, None),
+        (RESUMED_EQUAL, [ended(3.0, 1, 3, 3.0)], 3 / 8, 100 / 3, 12.0),
+        (
+            EQUAL,
+            [ended(1, 1, 1, 1), ended(2, 2, 1, 1), LayerFinished(2, 2), LayerFinished(2, 1)],
+            *(1.0, 100.0, 0.0),
+        ),
+    ],
+    ids=[
+        *("no work yet", "two layers", "greedy", "one worker", "a running epoch"),
+        *("resumed", "resumed, as fast as it is now", "stopped early"),
+    ],
+)
+def test_the_forecast(start, events, share, rate, seconds_left):
+    forecast = Forecast(start)
+    for event in events:
+        forecast(event)
+    assert (forecast.share, forecast.seconds_left) == (share, seconds_left)
+    assert forecast.rate == (rate and pytest.approx(rate))

@@ -1,8 +1,7 @@
 """Averages of gradients: the tree of their mean, and members that are threads."""
 
-from __future__ import annotations
-
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -131,11 +130,11 @@ def test_an_exception_in_one_member_is_told_to_all_others():
     with GradientAverager([(50,)], shards=4, workers=4, timeout=SECONDS) as averager:
         outcomes = together(averager, 4, work)
     assert isinstance(outcomes.pop(2), OverflowError)
+    assert issubclass(AveragingError, SyncpretrainError)
     for error in outcomes:
         assert isinstance(error, AveragingError)
-        assert isinstance(error, SyncpretrainError)
-        assert str(error).startswith("rank 2 (process ")
-        assert str(error).endswith(" failed: OverflowError: the loss is nan")
+        told = r"rank 2 \(process .* failed: OverflowError: the loss is nan"
+        assert re.fullmatch(told, str(error))
 
 
 def test_an_update_that_fails_breaks_the_barrier_even_if_its_member_goes_on():
@@ -169,22 +168,18 @@ def test_who_leaves_while_others_still_wait_is_named():
         outcomes = together(averager, 2, work)
     assert outcomes[0] is None, "it did nothing wrong by its own lights"
     assert isinstance(outcomes[1], AveragingError)
-    assert str(outcomes[1]).startswith("rank 0 (process ")
-    assert str(outcomes[1]).endswith(" has left")
+    assert re.fullmatch(r"rank 0 \(process .* has left", str(outcomes[1]))
 
 
 def test_who_is_late_is_named():
+    told = r"^rank 0 \(process .*waited 0\.2 s for rank 1 \(process .*, rank 2 \(never started\)$"
     with (
         GradientAverager([(50,)], shards=3, workers=3, timeout=0.2) as averager,
         averager.worker(1),
-        pytest.raises(AveragingError) as caught,
+        pytest.raises(AveragingError, match=told),
         averager.worker(0) as worker,
     ):
         worker.average(lambda *_: None)
-    text = str(caught.value)
-    assert text.startswith("rank 0 (process ")
-    assert "waited 0.2 s for rank 1 (process " in text
-    assert text.endswith(", rank 2 (never started)")
 
 
 def test_who_comes_when_it_is_over_is_told_why():
@@ -207,9 +202,8 @@ def test_the_end_of_the_averager_ends_who_waits():
             future = pool.submit(work, averager.worker(0))
             assert came.wait(SECONDS)
             raise KeyError("elsewhere")
-        with pytest.raises(
-            AveragingError, match="the creator of the averager failed: KeyError: 'elsewhere'"
-        ):
+        told = "the creator of the averager failed: KeyError: 'elsewhere'"
+        with pytest.raises(AveragingError, match=told):
             future.result(SECONDS)
 
 
@@ -317,7 +311,7 @@ def test_no_member_spins_where_the_container_has_fewer_cores(monkeypatch, quota,
     assert (barrier._spin > 0) == spins
 
 
-def parts_of(seed: int, shards: int, size: int) -> list[np.ndarray]:
+def parts_of(seed, shards, size):
     rng = np.random.default_rng(seed)
     scales = 10.0 ** rng.integers(-4, 5, (shards, 1))
     return list((rng.standard_normal((shards, size)) * scales).astype(np.float32))
@@ -338,9 +332,7 @@ def bound(parts, weights=None):
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(0, 300), st.data())
-def test_the_mean_is_exact_within_rounding_and_any_slice_of_it_has_its_bits(
-    seed, shards, size, data
-):
+def test_the_mean_is_exact_up_to_rounding_and_any_slice_has_its_bits(seed, shards, size, data):
     parts = parts_of(seed, shards, size)
     before = [part.copy() for part in parts]
     whole = mean_of(parts)
@@ -395,9 +387,8 @@ def test_the_mean_of_one_part_is_a_copy(weights):
 def test_a_part_of_weight_0_is_not_read(left_out):
     parts = parts_of(2, 5, 30)
     weights = [0.0 if i in left_out else float(i + 1) for i in range(5)]
-    expected = mean_of(
-        [np.zeros_like(p) if i in left_out else p for i, p in enumerate(parts)], weights
-    )
+    zeroed = [np.zeros_like(part) if i in left_out else part for i, part in enumerate(parts)]
+    expected = mean_of(zeroed, weights)
     for i in left_out:
         parts[i].fill(np.nan)
     np.testing.assert_array_equal(mean_of(parts, weights), expected)

@@ -1,7 +1,5 @@
 """Members that are processes, and ways for them to die."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -31,14 +28,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def no_tracker() -> Iterator[None]:
+def no_tracker():
     """End the process that the standard library starts beside the first spawned one."""
     yield
     resource_tracker._resource_tracker._stop()
 
 
 @contextmanager
-def processes(averager: GradientAverager, ranks, work, *args) -> Iterator[list]:
+def processes(averager, ranks, work, *args):
     """Run ``work(handle, *args)`` in a process a worker, and end those that are left."""
     begun = [SPAWN.Process(target=work, args=(averager.worker(r), *args)) for r in ranks]
     try:
@@ -52,13 +49,13 @@ def processes(averager: GradientAverager, ranks, work, *args) -> Iterator[list]:
             process.close()
 
 
-def for_ever(handle) -> None:
+def for_ever(handle):
     with handle as worker:
         while True:
             worker.average(lambda *_: None)
 
 
-def leave_by(handle, way: str) -> None:
+def leave_by(handle, way):
     if way == "early":
         os.kill(os.getpid(), signal.SIGKILL)
     with handle as worker:
@@ -71,8 +68,7 @@ def leave_by(handle, way: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def use_twice(handle, same) -> None:
-    """Be two workers, in one process."""
+def use_twice(handle, same):
     with handle as a, same as b:
         assert a.parameters[0][0] == b.parameters[0][0] == 0
         a.parameters[0][0] = 5
@@ -80,12 +76,12 @@ def use_twice(handle, same) -> None:
         assert sum(b.gradients[1][0]) == 0
 
 
-def report(handle, connection) -> None:
-    """Average until it fails; tell when and why."""
+def report(handle, connection):
+    """Average until it fails; tell why."""
     try:
         for_ever(handle)
     except AveragingError as error:
-        connection.send((time.monotonic(), str(error)))
+        connection.send(str(error))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -138,7 +134,6 @@ def test_ways_to_go(way, text):
 
 
 def test_a_process_killed_at_any_moment_ends_all_others():
-    took = []
     with GradientAverager([(100, 100)], shards=3, workers=3, timeout=START_SECONDS) as averager:
         receiver, sender = SPAWN.Pipe(duplex=False)
         with (
@@ -150,22 +145,18 @@ def test_a_process_killed_at_any_moment_ends_all_others():
             with averager.worker(0) as worker:
                 worker.average(lambda *_: None)  # all are here
                 moment = time.monotonic() + random.random() * 0.05
-                killed = None
                 with pytest.raises(AveragingError) as caught:
                     while True:
                         worker.average(lambda *_: None)
-                        if killed is None and time.monotonic() > moment:
-                            killed = time.monotonic()
+                        if time.monotonic() > moment:
                             victim.kill()
-            took.append(time.monotonic() - killed)
-            assert receiver.poll(10), "the other process has heard of it"
-            at, text = receiver.recv()
-            took.append(at - killed)
+            left = moment + 10 - time.monotonic()
+            assert left > 0
+            assert receiver.poll(left), "the other process has heard of it"
+            text = receiver.recv()
     for found in (str(caught.value), text):
         assert found.startswith("rank 1 (process ")
         assert ") died" in found
-    assert max(took) < 10
-    print(f"heard of the death after {took[0]:.3f} s and {took[1]:.3f} s")
 
 
 def test_a_member_is_one_process_s():
@@ -180,7 +171,7 @@ def test_a_member_is_one_process_s():
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen]:
+def sleeper():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()

@@ -1,7 +1,5 @@
 """The parameter server and its replicas: whole numbers add up exactly; how many replicas pay."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -10,19 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from asyncreplicas import EXCHANGES, STEPS, WHOLE, Fleet, never, place_of
+from asyncreplicas import EXCHANGES, STEPS, Fleet, never, place_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncpretrain.errors import StalledError, WorkerError
 from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.parallel.replicas.replica_count import ErrorFall, Trained, Trial
-from syncpretrain.parallel.replicas.server import (
-    ParameterServer,
-    Push,
-    ServerSlice,
-    SliceThreads,
-)
+from syncpretrain.parallel.replicas.server import ParameterServer, ServerSlice, SliceThreads
 from syncpretrain.parallel.replicas.steps import tasks_of
 from syncpretrain.parallel.timeouts import TIMEOUTS
 from syncpretrain.settings.fields import AsyncFields
@@ -101,16 +94,6 @@ def test_an_error_of_a_replica_is_raised(runtime, tmp_path):
     assert isinstance(caught.value.__cause__, ArithmeticError)
 
 
-@pytest.mark.parametrize("runtime", ["serial", "threads"])
-def test_a_stop_leaves_whole_tasks(runtime):
-    asked = iter([False] * 7 + [True] * 100)
-    run = Fleet(runtime, simulate_staleness=0, replicas=1)
-    done = run.train(stop=lambda: next(asked))
-    assert 0 < done < STEPS
-    assert len(run.trained) == done == run.server.clock
-    run.assert_adds_up(done)
-
-
 def test_a_replica_that_hangs_stalls_the_run():
     run = Fleet("threads", replicas=1, times=replace(TIMEOUTS, stall=0.0, tick=0.01))
     with pytest.raises(StalledError, match=r"ended a task for 0 s, of 1 that are alive"):
@@ -166,6 +149,7 @@ def test_a_run_may_go_on_in_another_runtime(runtime, other, bound):
     with place_of(runtime), first.fleet:
         done = first.fleet.train(tasks, lambda: next(asked), first.each)
         state = {name: array.copy() for name, array in first.fleet.state().items()}
+    assert len(first.trained) == done
     if runtime != "serial":
         assert 0 < done < STEPS
         first.assert_adds_up(done)
@@ -186,22 +170,7 @@ def test_replicas_get_back_their_states(runtime):
     other = Fleet(runtime, replicas=2)
     other.fleet.load_state(state)
     with other.fleet:
-        now = other.fleet.state()
-        assert {n: float(x[0]) for n, x in now.items()} == {
-            n: float(x[0]) for n, x in state.items()
-        }
-
-
-@given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))
-def test_a_server_adds_up_whole_changes_and_counts_them(pushes):
-    parameters = np.zeros(7, np.float32)
-    server = ParameterServer(parameters, WHOLE)
-    for number, (value, behind) in enumerate(pushes):
-        then = max(0, number - behind)
-        push = server.push(np.full(7, value, np.float32), then, parameters)
-        assert push == Push(number - then, is_taken=True)
-    assert (parameters == sum(value for value, _ in pushes)).all()
-    assert server.clock == len(pushes)
+        np.testing.assert_equal(other.fleet.state(), state)
 
 
 def test_a_change_is_divided_by_its_staleness():
@@ -355,11 +324,25 @@ def test_whole_changes_pay_on_as_many_replicas_as_cores(cores, replicas, count):
     assert trial.useful[count] == pytest.approx(10 * min(count, cores))
 
 
-def test_changes_divided_by_their_staleness_are_worth_no_more_than_those_of_two():
-    trial = tried(8, lambda n: 10.0 * n, rate="staleness")
-    assert trial.count == 2
-    assert trial.useful[8] == pytest.approx(80 / 7)
-    assert trial.useful[2] == pytest.approx(20)
+GAINS = {8: 0.1, 6: 0.15, 4: 0.25, 2: 1.0, 1: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("own", "count", "useful", "falls"),
+    [
+        ({"rate": "staleness"}, 2, {8: 80 / 7, 2: 20.0}, {}),
+        # Each of more than two replicas leads astray, as of stale changes that are taken whole.
+        ({"gain": GAINS.__getitem__}, 2, {8: 80.0}, {8: 8.0, 4: 10.0, 2: 20.0, 1: 10.0}),
+        # Where noise decides, the mean of several changes has less.
+        ({"rate": "staleness", "gain": lambda n: 1.0}, 8, {}, {2: 20.0, 8: 80.0}),
+    ],
+    ids=["divided by their staleness", "the error overrules", "in favour of more too"],
+)
+def test_changes_are_worth_what_they_bring(own, count, useful, falls):
+    trial = tried(8, lambda n: 10.0 * n, **own)
+    assert trial.count == count
+    assert {n: trial.useful[n] for n in useful} == pytest.approx(useful)
+    assert trial.falls == pytest.approx(falls)
 
 
 def test_replicas_that_disturb_each_other_are_stopped():
@@ -368,22 +351,6 @@ def test_replicas_that_disturb_each_other_are_stopped():
 
 def test_one_replica_needs_no_trial():
     assert Trial(1).is_over
-
-
-def test_the_error_overrules_updates_that_are_whole_but_worth_little():
-    """As of stale changes that are taken whole: each of more than two replicas leads astray."""
-    gains = {8: 0.1, 6: 0.15, 4: 0.25, 2: 1.0, 1: 1.0}
-    trial = tried(8, lambda n: 10.0 * n, gain=gains.__getitem__)
-    assert trial.useful[8] == pytest.approx(80)
-    assert trial.count == 2
-    assert trial.falls == pytest.approx({8: 8.0, 4: 10.0, 2: 20.0, 1: 10.0})
-
-
-def test_the_error_overrules_in_favour_of_more_replicas_too():
-    """As where noise decides, and the mean of several changes has less."""
-    trial = tried(8, lambda n: 10.0 * n, rate="staleness", gain=lambda n: 1.0)
-    assert trial.count == 8
-    assert trial.falls == pytest.approx({2: 20.0, 8: 80.0})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -16,14 +14,14 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
-from syncpretrain.events import EpochFinished, Event
+from syncpretrain.events import EpochFinished
 from syncpretrain.parallel import blas, signals
 from syncpretrain.parallel.blas import at_once, blas_limit, blas_threads, usable_cores
 
 CPU_MAX = "/sys/fs/cgroup/cpu.max"
 
 
-def limits() -> list[int]:
+def limits():
     return [info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"]
 
 
@@ -53,7 +51,7 @@ def test_the_same_limit_may_be_nested_or_shared():
 def test_overlapping_equal_limits_of_two_threads_are_restored_by_the_last():
     entered, leave = threading.Event(), threading.Event()
 
-    def other() -> None:
+    def other():
         with blas_limit(1):
             entered.set()
             leave.wait(20)
@@ -66,7 +64,7 @@ def test_overlapping_equal_limits_of_two_threads_are_restored_by_the_last():
         leave.set()
 
 
-def in_thread(function) -> None:
+def in_thread(function):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(function).result(20)
 
@@ -74,7 +72,7 @@ def in_thread(function) -> None:
 def test_a_run_that_is_over_leaves_the_limit_free_for_any_thread():
     seen = []
 
-    def other() -> None:
+    def other():
         with blas_limit(1):
             seen.append(limits())
         seen.append(limits())
@@ -98,7 +96,7 @@ def test_a_limit_within_one_that_the_caller_set_itself():
 def test_a_limit_that_another_thread_holds_through_threadpoolctl_is_told():
     refused = []
 
-    def other() -> None:
+    def other():
         with pytest.raises(SettingsError, match="another thread of this process holds BLAS at 2"):
             blas_limit(1).__enter__()
         refused.append(True)
@@ -121,7 +119,7 @@ def test_another_limit_is_refused_and_the_first_still_holds():
 def test_a_run_holds_blas_at_one_thread_and_restores_it():
     seen = []
 
-    def observe(event: Event) -> None:
+    def observe(event):
         if isinstance(event, EpochFinished):
             seen.append(limits())
 
@@ -131,7 +129,7 @@ def test_a_run_holds_blas_at_one_thread_and_restores_it():
 
 
 @contextmanager
-def interrupted(module, number: int):
+def interrupted(module, number):
     """Raise KeyboardInterrupt before a line of a module, by how many of them this thread ran.
 
     Not before those of ``with``: they are also traced on the way out, where no signal is handled.
@@ -207,7 +205,7 @@ def test_ctrl_c_at_the_very_start_of_a_run_is_a_request(monkeypatch):
     """It comes while the limit is set, when the run has just begun to listen to signals."""
     set_limit = blas._limit
 
-    def interrupt(threads: int) -> None:
+    def interrupt(threads):
         signal.raise_signal(signal.SIGINT)
         set_limit(threads)
 
@@ -239,10 +237,10 @@ def test_an_interrupt_while_signals_are_taken_over_leaves_them_as_they_were():
     assert [signal.getsignal(signum) for signum in taken] == before
 
 
-def with_quota(monkeypatch, text: str | None, cores: int = 8) -> None:
+def with_quota(monkeypatch, text, cores=8):
     original = Path.read_text
 
-    def read_text(path: Path, *args, **named) -> str:
+    def read_text(path, *args, **named):
         if str(path) != CPU_MAX:
             return original(path, *args, **named)
         if text is None:

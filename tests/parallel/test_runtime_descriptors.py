@@ -1,7 +1,5 @@
 """Programs with closed standard streams: whose numbers the first files get."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -54,7 +52,7 @@ def work():
 """
 
 
-def reported(closed: list[int], code: str, tmp_path) -> str:
+def reported(closed, code, tmp_path):
     """Run a program with some streams closed; return what its ``work`` did."""
     program, out = tmp_path / "program.py", tmp_path / "out"
     guarded = "".join(f"    {line}\n" for line in START.splitlines())

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import signal
 import threading
 
@@ -92,7 +90,7 @@ def test_outside_the_main_thread_nothing_is_installed():
     before = signal.getsignal(signal.SIGINT)
     seen = []
 
-    def elsewhere() -> None:
+    def elsewhere():
         with stop_on_signals() as request:
             seen.append((signal.getsignal(signal.SIGINT), request()))
 

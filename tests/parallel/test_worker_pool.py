@@ -3,8 +3,6 @@
 The pool of one layer, whose workers come and go; and steps that any thread may help with.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -68,7 +66,7 @@ def test_members_come_and_go():
     rng = np.random.default_rng(0)
     with closing(WorkerPool(4, "test-pool")) as pool:
         for workers in rng.integers(1, 5, size=500):
-            names: set[str] = set()
+            names = set()
 
             def phase(shard):
                 names.add(threading.current_thread().name)  # noqa: B023
@@ -125,12 +123,10 @@ def test_a_member_that_lingered_in_vain_is_woken_again():
     assert counts == [600, 600]
 
 
-COMPILED = pytest.mark.skipif(
-    native.extension is None, reason="the compiled kernels are not in use"
-)
+COMPILED = pytest.mark.skipif(native.extension is None, reason="no compiled kernels are in use")
 
 
-def scaling(form: str):
+def scaling(form):
     """Return a step of two shards as phases, or as a program."""
     x = np.ones((2, 5), dtype=np.float32)
     program = Program([[[("scale", row, 2.0)] for row in x]] * 3, 0)

@@ -1,6 +1,6 @@
 """Asynchronous pretraining and fine-tuning: what does not depend on timing, and what is refused."""
 
-from __future__ import annotations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,13 +51,13 @@ class TestPretraining:
         (start,) = [e for e in told if isinstance(e, RunStarted)]
         assert (start.schedule, start.workers) == ("async", 2)
 
-    def test_one_replica_is_greedy_training(self, bits):
-        usual = pretrain(bits[:160], layers=LAYERS, schedule="greedy", blas_threads=1, **PLAIN)
-        close(trained(bits), usual)
-
-    def test_one_replica_that_takes_minibatches_up_is_streamed_training(self, bits):
-        usual = pretrain(bits[:160], layers=LAYERS, handoff="minibatch", delay=0, **PLAIN)
-        close(trained(bits, handoff="minibatch"), usual)
+    @pytest.mark.parametrize(
+        ("handoff", "usual"),
+        [("epoch", {"schedule": "greedy", "blas_threads": 1}), ("minibatch", {"delay": 0})],
+    )
+    def test_one_replica_is_greedy_or_streamed_training(self, bits, handoff, usual):
+        wanted = pretrain(bits[:160], layers=LAYERS, handoff=handoff, **usual, **PLAIN)
+        close(trained(bits, handoff=handoff), wanted)
 
     @pytest.mark.parametrize(
         ("handoff", "runtime"),
@@ -151,7 +151,8 @@ class TestFinetuning:
         close(tuned(**own), usual)
 
     def test_one_replica_is_the_same_in_every_runtime(self):
-        stacks = [tuned(runtime=runtime, replicas=1, dropout=0.2) for runtime in RUNTIMES]
+        places = [{"runtime": name} for name in RUNTIMES] + [{"runtime": "threads", "servers": 3}]
+        stacks = [tuned(replicas=1, dropout=0.2, **place) for place in places]
         assert len({stack.parameters_sha256 for stack in stacks}) == 1
 
     @pytest.mark.parametrize(
@@ -165,26 +166,14 @@ class TestFinetuning:
 
     @pytest.mark.parametrize("steps", [0, 7, 2**24 + 1, 2**40 + 3])
     def test_a_state_has_the_number_of_steps_exactly(self, steps):
-        found = []
-
-        class Optimizer:
-            def state(self):
-                return {}
-
-            def load_state(self, state, *, steps):
-                found.append(steps)
-
-        replica = object.__new__(TunedReplica)
-        replica._updates, replica._trained = Optimizer(), steps
+        found, replica = [], object.__new__(TunedReplica)
+        load = lambda state, *, steps: found.append(steps)  # noqa: E731
+        replica._updates, replica._trained = SimpleNamespace(state=dict, load_state=load), steps
         state = replica.state()
         assert state["steps"].dtype == np.float32
         replica.load_state(state)
         replica.load_state({"steps": np.array([steps % 1000], np.float32)})  # an older one
         assert found == [steps, steps % 1000]
-
-    def test_slices_of_the_server_change_nothing(self):
-        own = {"runtime": "threads", "replicas": 1}
-        assert tuned(servers=3, **own).parameters_sha256 == tuned(**own).parameters_sha256
 
     def test_reconstruction_without_targets(self):
         X, _ = toy(90)
@@ -246,8 +235,6 @@ class TestFinetuning:
 
 
 class TestRuns:
-    """Whole runs with a folder, which go on from their checkpoints."""
-
     @pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
     @pytest.mark.parametrize(
         ("kind", "number"), [(EpochFinished, 1), (EpochFinished, 3), (FinetuneEpochFinished, 2)]

@@ -1,13 +1,8 @@
 """What an epoch costs beside its training does not grow with the layers: counted, not timed."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +19,7 @@ ROOT = Path(syncpretrain.__file__).parent
 FEW, MANY = 12, 72  # layers
 BESIDE = ("schedule", "observers", "pretraining/driver.py", "pretraining/training.py")
 BESIDE += ("workers/versions.py", "workers/training.py", "workers/threads.py")
-SCHEDULES: dict[str, dict[str, Any]] = {
+SCHEDULES = {
     "lockstep": {"refresh_epochs": 0},
     "lockstep with refreshes": {"refresh_epochs": 1},
     "greedy": {"schedule": "greedy"},
@@ -34,17 +29,17 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def count_steps(call: Callable[[], object], *places: str) -> int:
+def count_steps(call, *places):
     """Return how many bytecode instructions of some files or folders of the library a call took."""
     prefixes = tuple(str(ROOT / place) for place in places)
     steps = 0
 
-    def local(frame: FrameType, event: str, argument: object) -> Any:
+    def local(frame, event, argument):
         nonlocal steps
         steps += event == "opcode"
         return local
 
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
+    def trace(frame, event, argument):
         if not frame.f_code.co_filename.startswith(prefixes):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
@@ -60,13 +55,13 @@ def count_steps(call: Callable[[], object], *places: str) -> int:
     return steps
 
 
-def play(depth: int, *, stops: bool, **given: Any) -> float:
+def play(depth, *, stops, **given):
     """Play a schedule of two layers at a time; return its steps an epoch."""
     settings = settings_from([4] * (depth + 1), epochs=4, **given).pretrain
     schedule = build_schedule(settings, slots=2)
     epochs = 0
 
-    def to_the_end() -> None:
+    def to_the_end():
         nonlocal epochs
         running = deque(schedule.begin())
         while not schedule.is_finished:
@@ -90,12 +85,12 @@ def test_a_deep_schedule_takes_no_more_steps_an_epoch(name, stops):
 def test_a_deep_run_takes_no_more_steps_an_epoch_beside_the_training(name, tmp_path):
     X = np.eye(8, 4, dtype=np.float32)
 
-    def run(depth: int) -> float:
+    def run(depth):
         layers, history = [4] * (depth + 1), History()
         with EventLog(tmp_path / "events.jsonl") as log:
             own = {"layers": layers, "observers": [history, log], **SCHEDULES[name], **common}
             steps = count_steps(lambda: pretrain(X, **own), *BESIDE)
         return steps / sum(history.epochs)
 
-    common: dict[str, Any] = {"epochs": 3, "batch_size": 8, "workers": 2, "runtime": "serial"}
+    common = {"epochs": 3, "batch_size": 8, "workers": 2, "runtime": "serial"}
     assert run(MANY) < 1.5 * run(FEW)

@@ -1,7 +1,5 @@
 """Training with products of bfloat16: near float32, and the same bits however it is run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from densechains import make_chain, make_examples
@@ -10,7 +8,7 @@ from onelayer import layer_settings
 from randomstacks import normal_stack
 from roundedgradients import ROUNDING, away, gradients
 from sparsematrices import csr
-from trialruns import stop_after
+from trialruns import never, stop_after
 
 from syncpretrain import Stack, finetune, pretrain
 from syncpretrain.backends.base import Backend
@@ -44,11 +42,11 @@ PLACES = [("serial", 1), ("threads", 1), ("threads", 2)]
 COMMON = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9"), "seed": 5}
 
 
-def sums_of(X, wanted) -> set[str]:
+def sums_of(X, wanted):
     return {pretrain(X, **(BASE | settings)).parameters_sha256 for settings in wanted}
 
 
-def made(kind, precision: str, **changed):
+def made(kind, precision, **changed):
     return kind(2, 23, 17, layer_settings(**(COMMON | changed), precision=precision))
 
 
@@ -80,7 +78,7 @@ def test_whole_numbers_train_alike_in_both_precisions():
         np.testing.assert_array_equal(found, exact)
 
 
-def network(chain, precision: str, **options):
+def network(chain, precision, **options):
     given = {"split": "units", "backend": Backend(), "batch_size": 6} | options
     return Network(chain, precision=precision, **given)
 
@@ -114,7 +112,7 @@ def test_a_network_multiplies_in_its_precision_and_leaves_the_chain():
     assert products_of(network(chain, "float32", loss="squared")) == {"matmul"}
 
 
-def products_of(network: Network) -> set[str]:
+def products_of(network):
     """Return the operations by which a step of a network multiplies matrices."""
     place(network, *make_examples("gaussian", dtype=np.float32))
     phases = network.program().operations
@@ -160,9 +158,7 @@ def test_layers_hand_their_means_up_in_the_precision_of_training(bits, model):
             step = step_for(learner, 1, "examples")
             learner.start(X)
             for epoch in (1, 2):
-                train_epoch(
-                    learner, step, X, epoch=epoch, stop=lambda: False, progress=lambda _: None
-                )
+                train_epoch(learner, step, X, epoch=epoch, stop=never, progress=lambda _: None)
             layers.append(learner.snapshot())
             X = multiply_bfloat16(X, learner.weight)
             means(X, learner.hidden_bias, "bernoulli")
@@ -189,7 +185,7 @@ def test_a_folder_goes_on_in_its_precision(bits, tmp_path, monkeypatch):
     assert found.parameters_sha256 == pretrain(bits, **BASE).parameters_sha256
 
 
-def tuned(X, y=None, *, stack=None, **settings) -> Stack:
+def tuned(X, y=None, *, stack=None, **settings):
     given = {"epochs": 2, "batch_size": 20, "blas_threads": 1, "precision": "bfloat16"}
     return finetune(stack or normal_stack((16, 12, 6), scale=0.5), X, y, **(given | settings))
 
@@ -233,8 +229,7 @@ def test_products_of_sparse_rows_stay_those_of_float32(bits, persistent):
     assert np.array_equal(rough.layers[0].weight, exact.layers[0].weight) == persistent
     assert away([rough.layers[0].weight], [exact.layers[0].weight]) < ROUNDING
     assert (rough.layers[1].weight != exact.layers[1].weight).any()
-    names = ("serial", "threads")
-    assert len(sums_of(csr(bits), [{"runtime": name} for name in names])) == 1
+    assert len(sums_of(csr(bits), [{"runtime": "serial"}, {"runtime": "threads"}])) == 1
 
 
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])

@@ -1,7 +1,5 @@
 """Steps with own products: where they are taken, and the same bits in every runtime and form."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -33,6 +31,7 @@ from syncpretrain.sklearn import StackedRBM
 pytestmark = pytest.mark.usefixtures("forked_layers")
 FORMS = native.extension.float32_forms() if native.extension else ()
 X = (np.random.default_rng(0).random((60, 20)) < 0.3).astype(np.float32)
+SPARSE = sparse.random(60, 300, 0.05, format="csr", dtype=np.float32, random_state=0)
 BASE = {"layers": (20, 17, 9), "epochs": 2, "batch_size": 20, "seed": 3, "products": "own"}
 PLACES = [("serial", 1), ("threads", 1), ("threads", 2), ("processes", 2)]
 MODELS = {
@@ -45,7 +44,7 @@ MODELS = {
 }
 
 
-def bits_of(**settings) -> str:
+def bits_of(**settings):
     return pretrain(X, **(BASE | settings)).parameters_sha256
 
 
@@ -66,7 +65,7 @@ def test_every_form_of_the_products_has_the_same_bits(what):
 
 
 @pytest.fixture
-def taken(monkeypatch) -> Counter:
+def taken(monkeypatch):
     """Count the calls of own products outside of programs."""
     multiply, taken = precision.PRODUCTS["own"].multiply, Counter()
 
@@ -114,9 +113,7 @@ def test_steps_take_own_products_and_none_of_the_blas(what, monkeypatch, taken):
         (1, {"shards": 2}),
     ],
 )
-def test_every_worker_may_take_pieces_of_steps_that_have_the_same_bits_then(
-    threads, changes, monkeypatch
-):
+def test_workers_take_pieces_of_steps_that_have_the_same_bits_then(threads, changes, monkeypatch):
     monkeypatch.setattr(build, "usable_cores", lambda: 5)
     wide = {"layers": (300, 300), "batch_size": 50, "products": "own", "workers": 3}
     settings = settings_from(**(wide | changes)).pretrain
@@ -139,22 +136,17 @@ def test_own_products_train_like_those_of_the_blas():
         ({"precision": "auto"}, "products: got own with precision auto"),
         ({"backend": "cupy"}, "with own products, which the CPU computes"),
         ({"products": "mkl"}, "products"),
+        ({"X": SPARSE, "layers": (300, 9)}, "products: got own with sparse examples"),
     ],
 )
 def test_what_own_products_do_not_support_is_refused(settings, reported):
     with pytest.raises(SettingsError, match=reported):
-        pretrain(X, **(BASE | settings))
-
-
-def test_sparse_examples_are_refused():
-    with pytest.raises(SettingsError, match="products: got own with sparse examples"):
-        pretrain(SPARSE, **BASE | {"layers": (300, 9)})
+        pretrain(**({"X": X} | BASE | settings))
 
 
 WIDE = DenseShape(300, 300), DenseShape(300, 10)
 DENSE = np.random.default_rng(0).random((60, 300), dtype=np.float32)
-SPARSE = sparse.random(60, 300, 0.05, format="csr", dtype=np.float32, random_state=0)
-HOW = {"layers": (300, 300), "epochs": 1, "batch_size": 20, "warn": False}
+HOW = {"X": DENSE, "layers": (300, 300, 10), "epochs": 1, "batch_size": 20, "warn": False}
 
 
 @pytest.mark.skipif(FORMS[:1] in ((), ("portable",)), reason="own products are slow here")
@@ -192,20 +184,15 @@ class TestAuto:
             ("blas", {"schedule": "greedy", "persistent": True}),
             ("blas", {"schedule": "greedy", "model": "autoencoder"}),
             ("blas", {"layers": (300, 20)}),
+            ("blas", {"X": SPARSE}),
         ],
     )
     def test_pretraining(self, products, settings, taken):
-        how = HOW | {"layers": (300, 300, 10)} | settings
-        auto = pretrain(DENSE, **how)
+        auto = pretrain(**(HOW | settings))
+        assert auto.info["pretrain"]["products"] == products
         assert bool(taken["called"]) == (products == "own")
-        assert auto.parameters_sha256 == pretrain(DENSE, products=products, **how).parameters_sha256
-
-    def test_sparse_rows_are_the_blas_s(self):
-        shas = {pretrain(SPARSE, products=p, **HOW).parameters_sha256 for p in ("auto", "blas")}
-        assert len(shas) == 1
-
-    def test_the_stack_says_what_was_taken(self):
-        assert pretrain(DENSE, **HOW).info["pretrain"]["products"] == "own"
+        named = pretrain(products=products, **(HOW | settings))
+        assert auto.parameters_sha256 == named.parameters_sha256
 
     def test_parts_of_either_kind_train_the_same_stack(self):
         dense, found = SPARSE.toarray(), set()

@@ -1,7 +1,5 @@
 """Streamed pretraining: what each layer computes, whoever computes it and whenever."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 from convolutionalruns import MODELS, driver
 from disturbedsteps import before_steps
+from folders import names_in
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import notices_of
 
@@ -24,7 +23,7 @@ from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.workers.streamed.pool import StreamPool
 
 
-def assert_is_as_defined(run) -> None:
+def assert_is_as_defined(run):
     """Compare a run with the definition: one minibatch after another, layer by layer.
 
     Each layer is trained by its learner's own gradient, whose tests are elsewhere.
@@ -56,7 +55,6 @@ def assert_is_as_defined(run) -> None:
 
 
 def states_of(run):
-    """Run; return the states that are saved meanwhile."""
     states = []
     run.save = lambda state, *, done, final: states.append(state())
     run.run()
@@ -163,10 +161,9 @@ def test_a_delay_as_long_as_the_epochs_below_is_pointed_out(bits, epochs, delay,
 
 def test_a_resumed_run_does_not_repeat_it(bits):
     events = []
-    # Threads may end before a state is saved.
-    states = states_of(streamed(bits, "rbm", delay=3, runtime="serial"))
     again = streamed(bits, "rbm", delay=3, observers=[events.append])
-    again.resume = states[0]
+    # Threads may end before a state is saved.
+    again.resume, *_ = states_of(streamed(bits, "rbm", delay=3, runtime="serial"))
     again.run()
     assert not notices_of(events)
 
@@ -184,11 +181,6 @@ class TestSettings:
                 {"early_stopping": "free-energy-gap"},
                 "early_stopping: got free-energy-gap with hand",
             ),
-            (
-                {"backend": "cupy", "shards": 2},
-                "backend: got cupy with handoff minibatch and minibatches in shards",
-            ),
-            ({"backend": "cupy", "runtime": "processes"}, "backend: got cupy with runtime proc"),
             ({"handoff": "epoch", "delay": 0.5}, "delay: got 0.5 with handoff epoch"),
             ({"delay": -1}, "delay: got -1"),
             ({"delay": 1001}, "delay: got 1001"),
@@ -217,9 +209,7 @@ class TestSettings:
         (("--handoff", "minibatch", "--delay", 1), ("--seed", 4), ("minibatch", 1.0, (0, 0))),
     ],
 )
-def test_what_a_file_says_of_its_hand_over_goes_with_it(
-    call, tmp_path, monkeypatch, own, options, expected
-):
+def test_settings_of_a_hand_over_go_with_it(call, tmp_path, monkeypatch, own, options, expected):
     layers = ("--data", "x.npy", "--layers", "6,4,3", "--epochs", 1, "--quiet")
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.random.default_rng(0).random((200, 6), dtype=np.float32))
@@ -230,8 +220,6 @@ def test_what_a_file_says_of_its_hand_over_goes_with_it(
 
 
 class TestRun:
-    """A streamed run by the command line."""
-
     OPTIONS = ("--layers", "64,20,12,5", "--data", "x.npy", "--epochs", 3, "--handoff", "minibatch")
 
     @pytest.fixture(autouse=True)
@@ -246,10 +234,7 @@ class TestRun:
         assert report["parameters_sha256"] == load("run").parameters_sha256
         assert [layer["epochs"] for layer in report["layers"]] == [3, 3, 3]
         assert all(layer["busy_seconds"] > 0 for layer in report["layers"])
-        assert {path.name for path in (tmp_path / "run").iterdir()} >= {
-            "trace.json",
-            "events.jsonl",
-        }
+        assert set(names_in(tmp_path / "run")) >= {"trace.json", "events.jsonl"}
         out, _ = call("train", "--config", "run/config.toml", "--json", "--out", "again")
         assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
@@ -300,10 +285,7 @@ CONVOLUTIONS = "1x8x8,conv:3x3,pool:2{},4"
 @pytest.mark.parametrize(
     ("layers", "options"),
     [
-        *(
-            ((8, 6, 4), {"model": name})
-            for name in ("rbm", "autoencoder", "denoising", "contractive")
-        ),
+        *(((8, 6, 4), {"model": x}) for x in ("rbm", "autoencoder", "denoising", "contractive")),
         ((8, 6, 4), {"hidden_dropout": (0.0, 0.5)}),
         ((8, 6, 4), {"model": "denoising", "corruption": ("none", "masking:0.3")}),
         *((CONVOLUTIONS.format(pooling), {}) for pooling in ("", ":mean", ":prob")),

@@ -1,8 +1,5 @@
 """However a run is executed, it ends in the same bits."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -22,62 +19,51 @@ from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.settings import MomentumSchedule, settings_from
 
 LAYERS = (16, 12, 8, 5)
-Train = Callable[..., Stack]
 
 
-@pytest.fixture(scope="module")
-def train(bits) -> Train:
-    def run(**settings) -> Stack:
-        wanted = {"layers": LAYERS, "batch_size": 15, "epochs": 3} | settings
-        return pretrain(bits, **wanted)
-
-    return run
+def train(bits, **settings):
+    return pretrain(bits, **{"layers": LAYERS, "batch_size": 15, "epochs": 3} | settings)
 
 
-def test_another_seed_makes_another_stack(train):
-    assert train(seed=0).parameters_sha256 != train(seed=1).parameters_sha256
+def test_another_seed_makes_another_stack(bits):
+    assert train(bits, seed=0).parameters_sha256 != train(bits, seed=1).parameters_sha256
 
 
-@pytest.mark.parametrize(
-    ("replay", "message"),
-    [
-        (((0, 0), (1,)), "the recorded run has 2 layers, this one 3"),
-        (((0, 0), (1, 0), (1,)), "replay: layer 2 reads the versions 1, 0"),
-        (((0, 0), (1, 3), (1,)), "replay: layer 2 reads the versions 1, 3.*of 1 to 2"),
-        (((), (), ()), "replay: layer 1 has 0 recorded epochs, expected 1 to 3"),
-        (((0,) * 7, (1,), (1,)), "replay: layer 1 has 7 recorded epochs, expected 1 to 3"),
-        (((0, 1), (1, 1), (1,)), "replay: layer 1 reads the versions 0, 1.*of 0 to 0"),
-    ],
-)
-def test_a_replay_that_cannot_be_is_refused(train, replay, message):
-    with pytest.raises(SettingsError, match=message):
-        train(replay=replay)
+REPLAYS = [
+    (((0, 0), (1,)), "the recorded run has 2 layers, this one 3"),
+    (((0, 0), (1, 0), (1,)), "replay: layer 2 reads the versions 1, 0"),
+    (((0, 0), (1, 3), (1,)), "replay: layer 2 reads the versions 1, 3.*of 1 to 2"),
+    (((), (), ()), "replay: layer 1 has 0 recorded epochs, expected 1 to 3"),
+    (((0,) * 7, (1,), (1,)), "replay: layer 1 has 7 recorded epochs, expected 1 to 3"),
+    (((0, 1), (1, 1), (1,)), "replay: layer 1 reads the versions 0, 1.*of 0 to 0"),
+]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        *(({"replay": replay}, message) for replay, message in REPLAYS),
         ({"observers": None}, "observers: got None, expected a list of functions"),
         ({"observers": [print, "log"]}, "observers: got 'log', expected functions of an event"),
         ({"resume": 3}, "resume: got 3, expected the path of a folder"),
     ],
 )
-def test_an_argument_of_another_type_is_refused(train, wrong, message):
+def test_a_wrong_argument_is_refused(bits, wrong, message):
     with pytest.raises(SettingsError, match=message):
-        train(**wrong)
+        train(bits, **wrong)
 
 
-def test_validation_data_changes_no_parameter(train):
+def test_validation_data_changes_no_parameter(bits):
     history, held_out = History(), np.random.default_rng(0).random((37, 16))
-    with_it = train(validation=held_out, observers=[history])
-    assert with_it.parameters_sha256 == train().parameters_sha256
+    with_it = train(bits, validation=held_out, observers=[history])
+    assert with_it.parameters_sha256 == train(bits).parameters_sha256
     errors = [e.validation_error for e in history.events if isinstance(e, EpochFinished)]
     assert len(errors) == 9
     assert all(0 < error < 16 for error in errors)
 
 
-def test_greedy_equals_training_layer_by_layer_by_hand(train, bits):
-    stack = train(schedule="greedy", blas_threads=1, seed=7, epochs=(3, 2, 4))
+def test_greedy_equals_training_layer_by_layer_by_hand(bits):
+    stack = train(bits, schedule="greedy", blas_threads=1, seed=7, epochs=(3, 2, 4))
     settings = {"batch_size": 15, "learning_rate": 0.1, "weight_decay": 0.0002, "cd_steps": 1}
     settings |= {"momentum": MomentumSchedule("0.5:5,0.9"), "seed": 7}
     alone = {"stop": lambda: False, "progress": lambda _: None}

@@ -1,9 +1,8 @@
 """Runs that begin with random weights, which only fine-tuning trains."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
+from trialruns import DieAt
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.data.dataset import Dataset
@@ -83,11 +82,7 @@ def test_a_run_tunes_it_and_says_that_no_layer_was_pretrained(tmp_path, toy, obj
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path, toy):
     whole = train_run(make_settings(), out=tmp_path / "whole")
-
-    def interrupt(event):
-        if isinstance(event, FinetuneEpochFinished) and event.epoch == 2:
-            raise KeyboardInterrupt
-
+    interrupt = DieAt(FinetuneEpochFinished, n=2, error=KeyboardInterrupt)
     with pytest.raises(RunInterrupted):
         train_run(make_settings(), out=tmp_path / "run", observers=[interrupt])
     resumed = resume_run(tmp_path / "run")

@@ -1,10 +1,7 @@
 """Checkpoint files: whole or not at all, and never trusted."""
 
-from __future__ import annotations
-
 import errno
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +14,11 @@ from syncpretrain.errors import CheckpointError
 from syncpretrain.runs.checkpoints import checkpoint_path, newest_checkpoint, prune_checkpoints
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([np.nan, np.inf])}
+ARRAYS["turned"] = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
 HEADER = {"epoch": 3, "name": "x", "nested": {"list": [1, 2.5, None]}}
 
 
-def written(folder: Path, number: int = 1, header=HEADER, arrays=ARRAYS) -> Path:
+def written(folder, number=1, header=HEADER, arrays=ARRAYS):
     path = checkpoint_path(folder, "pretrain", number)
     write_arrays(path, header, arrays)
     return path
@@ -29,7 +27,7 @@ def written(folder: Path, number: int = 1, header=HEADER, arrays=ARRAYS) -> Path
 def test_what_was_written_is_read(tmp_path):
     header, arrays = read_arrays(written(tmp_path))
     assert header == HEADER
-    assert list(arrays) == ["a", "b"]
+    assert list(arrays) == list(ARRAYS)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, ARRAYS[name])
         assert array.dtype == np.float32
@@ -41,12 +39,6 @@ def test_an_array_under_two_names_is_kept_once(tmp_path):
     twice = written(tmp_path, 2, arrays={"a": big, "b": big}).stat().st_size
     assert twice < once + 200
     assert read_arrays(checkpoint_path(tmp_path, "pretrain", 2))[1]["b"].shape == (100, 100)
-
-
-def test_transposed_arrays_keep_their_values(tmp_path):
-    array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
-    found = read_arrays(written(tmp_path, arrays={"a": array}))[1]["a"]
-    np.testing.assert_array_equal(found, array)
 
 
 def test_every_truncation_is_refused(tmp_path):
@@ -107,7 +99,7 @@ def test_the_newest_good_one_counts(tmp_path):
         written(tmp_path, number, header={"number": number})
     checkpoint_path(tmp_path, "pretrain", 10).write_bytes(b"damaged")
     (tmp_path / "pretrain-00000099.safetensors.tmp").write_bytes(b"")
-    reported: list[str] = []
+    reported = []
     header, _ = newest_checkpoint(tmp_path, "pretrain", read_arrays, reported.append)
     assert header == {"number": 2}
     assert len(reported) == 1
@@ -139,7 +131,7 @@ def test_a_refused_one_does_not_take_the_place_of_a_good_one(tmp_path):
             raise CheckpointError(f"{path}: is of another run")
         return header, arrays
 
-    reported: list[str] = []
+    reported = []
     assert newest_checkpoint(tmp_path, "pretrain", read, reported.append) is None
     assert len(reported) == 3 and "none is before it" in reported[-1]
     for number in (3, 6):
@@ -163,7 +155,7 @@ STEPS = ("open", "fsync", "link", "replace")
 class Failing:
     """Stands for a module: its n-th call of any function that touches the disk raises."""
 
-    def __init__(self, module, n: int) -> None:
+    def __init__(self, module, n):
         self._module, self._left = module, n
 
     def __getattr__(self, name):
@@ -192,7 +184,7 @@ def test_whichever_write_fails_the_checkpoint_before_it_is_intact(tmp_path, monk
     except OSError as error:
         assert error.strerror == "No space left on device"
     monkeypatch.undo()
-    reported: list[str] = []
+    reported = []
     header, _ = newest_checkpoint(tmp_path, "pretrain", read_arrays, reported.append)
     assert header["number"] in (1, "old", 2)
     assert not reported

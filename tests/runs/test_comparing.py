@@ -1,11 +1,10 @@
 """``compare``: several starts and seeds, fine-tuned alike, and what the outcomes come to."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,40 +33,37 @@ def figures(outcomes):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Fine-tune for few steps only."""
     monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
 
 
 class TestRandomStack:
-    def test_convolutions_count_the_weights_of_a_filter(self):
-        text = "1x4x4,conv:3000x3,conv:2000x2,6"
-        settings = settings_from(text, hidden_units=["bernoulli", "relu", "bernoulli"]).pretrain
-        lower, upper, top = random_stack(settings, make_data(), seed=0).layers
-        assert (lower.shape, upper.shape) == settings.shapes[:2]
-        assert lower.weight.shape == (3, 3, 1, 3000)
-        assert lower.weight.std() == pytest.approx(math.sqrt(2 / (9 + 27_000)), rel=0.02)
-        assert upper.weight.std() == pytest.approx(math.sqrt(2 / 12_000), rel=0.02)
-        assert top.weight.shape == (2000, 6)
-        for layer in (lower, upper, top):
-            assert not layer.hidden_bias.any()
-            assert not layer.visible_bias.any()
-
-    def test_deviations_are_glorots_and_below_rectified_units_hes(self):
-        settings = settings_from((WIDTH, 3000, 1000), hidden_units=("bernoulli", "relu")).pretrain
-        lower, upper = random_stack(settings, make_data(), seed=0).layers
-        assert lower.weight.std() == pytest.approx(math.sqrt(2 / 3016), rel=0.02)
-        assert upper.weight.std() == pytest.approx(math.sqrt(2 / 3000), rel=0.02)
-        for layer in (lower, upper):
+    @pytest.mark.parametrize(
+        ("layers", "units", "sizes", "fans"),
+        [
+            ((16, 3000, 1000), ("bernoulli", "relu"), [(16, 3000), (3000, 1000)], (3016, 3000)),
+            (  # convolutions count the weights of a filter
+                "1x4x4,conv:3000x3,conv:2000x2,6",
+                ("bernoulli", "relu", "bernoulli"),
+                [(3, 3, 1, 3000), (2, 2, 3000, 2000), (2000, 6)],
+                (9 + 27_000, 12_000, 2006),
+            ),
+        ],
+    )
+    def test_deviations_are_glorots_and_below_rectified_units_hes(self, layers, units, sizes, fans):
+        settings = settings_from(layers, hidden_units=units).pretrain
+        made = random_stack(settings, make_data(), seed=0).layers
+        assert tuple(layer.hidden_units for layer in made) == units
+        assert tuple(layer.shape for layer in made) == settings.shapes
+        assert [layer.weight.shape for layer in made] == sizes
+        for layer, fan in zip(made, fans, strict=True):
+            assert layer.weight.std() == pytest.approx(math.sqrt(2 / fan), rel=0.02)
             assert abs(layer.weight.mean()) < 4 * layer.weight.std() / math.sqrt(layer.weight.size)
             assert not layer.hidden_bias.any()
             assert not layer.visible_bias.any()
-        assert (lower.hidden_units, upper.hidden_units) == ("bernoulli", "relu")
 
     def test_another_seed_gives_other_weights(self):
         settings = make_settings().pretrain
-        hashes = [
-            random_stack(settings, make_data(), seed=seed).parameters_sha256 for seed in (0, 0, 1)
-        ]
+        hashes = [random_stack(settings, make_data(), seed=n).parameters_sha256 for n in (0, 0, 1)]
         assert hashes[0] == hashes[1] != hashes[2]
 
     def test_layers_of_one_shape_differ(self):
@@ -85,19 +81,14 @@ class TestRandomStack:
 
 
 class TestSteps:
-    @pytest.mark.parametrize(
-        ("unlabelled", "batch", "epochs"), [("none", 10, 20), ("pseudo", 60, 3)]
-    )
+    @pytest.mark.parametrize(("how", "batch", "epochs"), [("none", 10, 20), ("pseudo", 60, 3)])
     def test_rows_without_a_label_keep_the_minibatches_of_the_settings(
-        self, quick, monkeypatch, unlabelled, batch, epochs
+        self, quick, monkeypatch, how, batch, epochs
     ):
         taken, real = [], Finetuning.run
-        monkeypatch.setattr(
-            Finetuning,
-            "run",
-            lambda self, stack: (taken.append(self.options), real(self, stack))[1],
-        )
-        settings = make_settings(finetune={"unlabelled": unlabelled, "batch_size": 60, "epochs": 3})
+        record = lambda self, stack: (taken.append(self.options), real(self, stack))[1]  # noqa: E731
+        monkeypatch.setattr(Finetuning, "run", record)
+        settings = make_settings(finetune={"unlabelled": how, "batch_size": 60, "epochs": 3})
         compare(settings, make_data(), starts=("random",), seeds=(0,), labels=(10,))
         (options,) = taken
         assert (options.batch_size, options.epochs) == (batch, epochs)
@@ -106,14 +97,8 @@ class TestSteps:
 class TestBaselines:
     def test_each_is_measured_with_the_labels_of_the_starts(self, quick):
         names = ("svc", "extra-trees", "spreading")
-        found = compare(
-            make_settings(),
-            make_data(),
-            starts=("random",),
-            seeds=(0,),
-            labels=(10,),
-            baselines=names,
-        )
+        how = {"starts": ("random",), "seeds": (0,), "labels": (10,), "baselines": names}
+        found = compare(make_settings(), make_data(), **how)
         assert [(x.start, x.labels) for x in found] == [("random", 10), *((n, 10) for n in names)]
         for outcome in found[1:]:  # of two prototypes with a tenth of the bits flipped
             assert outcome.test <= 0.2
@@ -156,16 +141,13 @@ class TestCompare:
             assert outcome.test * 20 == pytest.approx(round(outcome.test * 20)), "a share of 20"
 
     def test_the_same_seed_gives_the_same_figures(self, quick):
-        options = {"starts": ("synchronized", "random"), "labels": (10,)}
-        first, again = (
-            compare(make_settings(), make_data(), seeds=(0,), **options) for _ in range(2)
-        )
+        how = {"starts": ("synchronized", "random"), "seeds": (0,), "labels": (10,)}
+        first, again = (compare(make_settings(), make_data(), **how) for _ in range(2))
         assert figures(first) == figures(again)
 
     def test_reconstruction_ignores_labels(self):
-        outcomes = compare(
-            make_settings("reconstruction"), make_data(), seeds=(0,), labels=(10, 20, None)
-        )
+        settings = make_settings("reconstruction")
+        outcomes = compare(settings, make_data(), seeds=(0,), labels=(10, 20, None))
         assert [(x.start, x.labels) for x in outcomes] == [(start, None) for start in USUAL_STARTS]
         assert outcomes[0].test != outcomes[-1].test, "pretraining changes the result"
         assert all(0 < x.test < WIDTH and x.validation > 0 for x in outcomes)
@@ -204,7 +186,8 @@ def test_the_budget(labelled, expected):
     assert math.ceil(labelled / expected["batch_size"]) * expected["epochs"] >= 2000
 
 
-RECONSTRUCTION = {"objective": "reconstruction"}
+RECONSTRUCTION, REGRESSION = {"objective": "reconstruction"}, {"objective": "regression"}
+ENTROPY = {**RECONSTRUCTION, "loss": "cross-entropy"}
 STRANGE_STARTS = ("greedy", "warm")
 BEGIN = partial(pytest.fail, "work was begun")
 
@@ -212,12 +195,9 @@ BEGIN = partial(pytest.fail, "work was begun")
 class TestRefused:
     @pytest.fixture(autouse=True)
     def no_work(self, monkeypatch):
-        def fail(*arguments, **options):
-            raise AssertionError("work was begun")
-
-        monkeypatch.setattr(comparing, "random_stack", fail)
-        monkeypatch.setattr(Pretraining, "run", fail)
-        monkeypatch.setattr(Finetuning, "run", fail)
+        fail = Mock(side_effect=AssertionError("work was begun"))
+        for place, name in ((comparing, "random_stack"), (Pretraining, "run"), (Finetuning, "run")):
+            monkeypatch.setattr(place, name, fail)
 
     @pytest.mark.parametrize(
         ("match", "changes"),
@@ -239,53 +219,44 @@ class TestRefused:
             compare(make_settings(finetune={"optimizer": method}), make_data())
 
     @pytest.mark.parametrize(
-        ("match", "finetune", "options", "others"),
+        ("match", "settings", "others"),
         [
-            ("finetune: got none, expected reconstr", {"objective": "none"}, {}, {}),
-            ("finetune: got regression, expected reconstr", {"objective": "regression"}, {}, {}),
-            ("finetune_patience: got a number, expected none", {"patience": 2}, {}, {}),
-            ("starts: got 'warm', expected greedy or synchr", {}, {}, {"starts": STRANGE_STARTS}),
+            ("finetune: got none, expected reconstr", {"finetune": {"objective": "none"}}, {}),
+            ("finetune: got regression, expected reconstr", {"finetune": REGRESSION}, {}),
+            ("finetune_patience: got a number, expected none", {"finetune": {"patience": 2}}, {}),
+            ("starts: got 'warm', expected greedy or synchr", {}, {"starts": STRANGE_STARTS}),
             *(
-                (f"labels: got {count}, expected 1 to 60", {}, {}, {"labels": (10, count)})
+                (f"labels: got {count}, expected 1 to 60", {}, {"labels": (10, count)})
                 for count in (0, -1, 61)
             ),
-            ("labels: got 1 class, ., expected two", {}, {}, {"labels": (60, 1)}),
+            ("labels: got 1 class, ., expected two", {}, {"labels": (60, 1)}),
             (
                 "finetune_shards: got more than the 5 examples of a minibatch",
-                {"split": "examples", "shards": 8},
-                {},
+                {"finetune": {"split": "examples", "shards": 8}},
                 {"labels": (None, 5)},
             ),
             (
                 "finetune_loss: got cross-entropy for gaussian",
-                {**RECONSTRUCTION, "loss": "cross-entropy"},
-                {"visible_units": "gaussian"},
+                {"finetune": ENTROPY, "visible_units": "gaussian"},
                 {},
             ),
-            ("finetune_batch_size: got 61", {**RECONSTRUCTION, "batch_size": 61}, {}, {}),
-            ("batch_size: got 61, expected at most 60", {}, {"batch_size": 61}, {}),
-            ("seed: got 9223372036854775808", {}, {}, {"seeds": (2**63 - 1, 2**63)}),
-            ("seed: got -1", {}, {}, {"seeds": (0, -1)}),
-            (
-                "baselines: got 'svm', expected some of svc, extra-trees",
-                {},
-                {},
-                {"baselines": ("svm",)},
-            ),
+            ("finetune_batch_size: got 61", {"finetune": {**RECONSTRUCTION, "batch_size": 61}}, {}),
+            ("batch_size: got 61, expected at most 60", {"batch_size": 61}, {}),
+            ("seed: got 9223372036854775808", {}, {"seeds": (2**63 - 1, 2**63)}),
+            ("seed: got -1", {}, {"seeds": (0, -1)}),
+            ("baselines: got 'svm', expected some of svc, extra-trees", {}, {"baselines": ["svm"]}),
             (
                 "baselines: got svc with reconstruction, expected class",
-                RECONSTRUCTION,
-                {},
+                {"finetune": RECONSTRUCTION},
                 {"baselines": ("svc",)},
             ),
         ],
     )
-    def test_settings_and_options(self, match, finetune, options, others):
-        settings = make_settings(**{"finetune": finetune, **options})
+    def test_settings_and_options(self, match, settings, others):
         is_of_data = match.startswith(("labels", "finetune_loss"))
         kind = DataError if is_of_data else SettingsError
         with pytest.raises(kind, match=f"^{match}"):
-            compare(settings, make_data(), begin=BEGIN, **others)
+            compare(make_settings(**settings), make_data(), begin=BEGIN, **others)
 
     def test_fine_tuning_that_does_not_fit_the_memory(self, monkeypatch):
         monkeypatch.setattr("syncpretrain.parallel.available_memory.available_bytes", lambda: 9_000)
@@ -293,12 +264,10 @@ class TestRefused:
             compare(make_settings(), make_data())
 
     def test_what_is_fine_begins_to_work(self):
-        begun = []
+        begin, labels = Mock(), (10, 60, None)
         with pytest.raises(AssertionError, match="work was begun"):
-            compare(
-                make_settings(), make_data(), labels=(10, 60, None), begin=lambda: begun.append(1)
-            )
-        assert begun == [1]
+            compare(make_settings(), make_data(), labels=labels, begin=begin)
+        begin.assert_called_once_with()
 
 
 class TestSummarized:

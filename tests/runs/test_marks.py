@@ -1,7 +1,5 @@
 """Models by updates, spaced by their logarithm."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -27,8 +25,7 @@ def arrays_of(stack, handoff):
     return [array for layer in layers for _, array in layer.arrays()]
 
 
-def marked(bits, runtime, handoff, *, resume=None, into=None, **more):
-    """Return the arrays of all marks, by layer and update."""
+def marked(bits, runtime, handoff, *, resume=None, save=None, into=None, **more):
     found = {} if into is None else into
 
     def take(layer, update, stack):
@@ -38,8 +35,7 @@ def marked(bits, runtime, handoff, *, resume=None, into=None, **more):
 
     with runtime.around():
         run = driver(bits, runtime, handoff, **PLAN | more)
-        run.take_mark, run.resume = take, resume
-        run.save = more.get("save")
+        run.take_mark, run.resume, run.save = take, resume, save
         found["end"] = [array for x in run.run().layers for _, array in x.arrays()]
     return found
 
@@ -86,15 +82,10 @@ def test_a_layer_is_above_the_version_that_it_trained_on(bits):
 @pytest.mark.parametrize("minibatches", [2, 9, 20])
 def test_a_run_that_is_stopped_keeps_them_too(bits, monkeypatch, tmp_path, handoff, minibatches):
     wanted, found, states = marked(bits, SERIAL, handoff), {}, []
-    with monkeypatch.context() as patch:
+    save = lambda state, *, done, final: states.append(state()) if final else None  # noqa: E731
+    with monkeypatch.context() as patch, pytest.raises(RunInterrupted):
         stop_after(patch, minibatches)
-        with pytest.raises(RunInterrupted):
-            run = driver(bits, SERIAL, handoff, **PLAN)
-            run.save = lambda state, *, done, final: states.append(state()) if final else None
-            run.take_mark = lambda layer, update, stack: found.update(
-                {(layer, update): arrays_of(stack, handoff)}
-            )
-            run.run()
+        marked(bits, SERIAL, handoff, into=found, save=save)
     STATES[handoff].write(tmp_path / "state", states[-1], {})
     resume = STATES[handoff].read(tmp_path / "state")
     assert_same(marked(bits, SERIAL, handoff, resume=resume, into=found), wanted)
@@ -102,13 +93,9 @@ def test_a_run_that_is_stopped_keeps_them_too(bits, monkeypatch, tmp_path, hando
 
 def test_a_run_writes_models(tmp_path, bits):
     np.save(tmp_path / "bits.npy", bits)
-    settings = settings_from(
-        (16, 12, 8),
-        data={"name": str(tmp_path / "bits.npy"), "validation": 0.2},
-        run={"checkpoint_every": "log:4"},
-        epochs=2,
-        batch_size=40,
-    )
+    own = {"epochs": 2, "batch_size": 40, "run": {"checkpoint_every": "log:4"}}
+    own |= {"data": {"name": str(tmp_path / "bits.npy"), "validation": 0.2}}
+    settings = settings_from((16, 12, 8), **own)
     train_run(settings, out=tmp_path / "run")
     paths = sorted((tmp_path / "run" / "updates").iterdir())
     names = [f"layer-{n}-{update:08d}.safetensors" for n in (1, 2) for update in (1, 2, 4, 8)]

@@ -1,27 +1,25 @@
 """A run that goes on from a checkpoint comes to the bits of one that was never stopped."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import signal
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
-from trialruns import Abort, died, notices_of, settings_on, stop_after
+from moments import At, told_by
+from trialruns import Abort, died, settings_on
 
-from syncpretrain import Stack, finetune, load, pretrain
+from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import (
     CheckpointError,
     PoorResultWarning,
     RunInterrupted,
     SettingsError,
     SyncpretrainError,
-    WorkerError,
 )
 from syncpretrain.events import (
     EpochFinished,
@@ -31,17 +29,17 @@ from syncpretrain.events import (
     RunFinished,
 )
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.learners.base import Learner
 from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.plot.course import curves_of
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.settings import Settings, settings_from
-from syncpretrain.workers.state import EPOCHS_STATE, FINETUNE_STATE, FinetuneState, PretrainState
+from syncpretrain.settings import settings_from
+from syncpretrain.workers.state import EPOCHS_STATE, FINETUNE_STATE
 
 LAYERS = (16, 10, 6, 4)
 BASE = {"epochs": 3, "batch_size": 40, "seed": 3}
+INTERRUPT = partial(signal.raise_signal, signal.SIGINT)
 VARIANTS = {
     "lockstep": {},
     "refreshes": {"epochs": (3, 1, 1), "refresh_epochs": (0, 2, 1)},
@@ -51,32 +49,14 @@ VARIANTS = {
 }
 
 
-def pretraining(bits: np.ndarray, variant: str, **changed) -> Pretraining:
+def pretraining(bits, variant, **changed):
     others = {name: changed.pop(name) for name in ("save", "resume", "observers") & changed.keys()}
     settings = settings_from(LAYERS, **{**BASE, **VARIANTS[variant], **changed}).pretrain
     return Pretraining(settings, bits[:160], bits[160:], **others)
 
 
-def stopped_after(bits: np.ndarray, variant: str, minibatches: int, monkeypatch, **changed):
-    """Return the state of a run that was stopped so early, None if it was over before."""
+def states_of(bits):
     states = []
-    with monkeypatch.context() as patch:
-        stop_after(patch, minibatches)
-
-        def save(state, *, done, final):
-            if final:
-                states.append(state())
-
-        try:
-            pretraining(bits, variant, save=save, **changed).run()
-        except RunInterrupted:
-            return states[-1]
-    return None
-
-
-def states_of(bits: np.ndarray) -> list[PretrainState]:
-    """Return the state after each epoch of a run."""
-    states: list[PretrainState] = []
     pretraining(bits, "lockstep", save=lambda state, **_: states.append(state())).run()
     return states
 
@@ -91,36 +71,6 @@ def test_every_state_between_epochs_goes_on_to_the_same_bits(bits, variant):
         resumed = pretraining(bits, variant, resume=state, runtime="threads", workers=2)
         assert resumed.run().parameters_sha256 == whole.parameters_sha256
         assert resumed.history == uninterrupted.history
-
-
-def test_a_stopped_run_can_be_stopped_again(bits, monkeypatch):
-    whole = pretraining(bits, "lockstep", runtime="serial").run().parameters_sha256
-    state, stops = None, 0
-    while True:
-        later = stopped_after(bits, "lockstep", 3, monkeypatch, runtime="serial", resume=state)
-        if later is None:
-            break
-        state, stops = later, stops + 1
-    assert stops > 5
-    resumed = pretraining(bits, "lockstep", runtime="serial", resume=state)
-    assert resumed.run().parameters_sha256 == whole
-
-
-def test_saving_changes_no_bit(bits):
-    plain = pretraining(bits, "persistent").run().parameters_sha256
-    saving = pretraining(bits, "persistent", save=lambda state, **_: state())
-    assert saving.run().parameters_sha256 == plain
-
-
-def test_a_state_of_another_run_is_refused(bits, tmp_path):
-    path = tmp_path / "state.safetensors"
-    EPOCHS_STATE.write(path, states_of(bits)[0], {"data": "abc"})
-
-    def check(run):
-        raise CheckpointError(f"is of another run: {run}")
-
-    with pytest.raises(CheckpointError, match=r"state\.safetensors: is of another run: .*'abc'"):
-        EPOCHS_STATE.read(path, check)
 
 
 @pytest.mark.parametrize(
@@ -141,30 +91,14 @@ def test_a_state_that_contradicts_itself_is_refused(bits, tmp_path, change):
         EPOCHS_STATE.read(path)
 
 
-def test_a_state_of_another_layer_is_refused(bits):
-    last = states_of(bits)[-1]
-    swapped = replace(last, states=(last.states[1], *last.states[1:]))
-    with pytest.raises(CheckpointError, match="the state of layer 1 is of another layer"):
-        pretraining(bits, "lockstep", resume=swapped).run()
-
-
 # fine-tuning
 
 
-def fine_tuned(bits, *, stop=None, resume=None, saved=None, **settings) -> Stack:
+def fine_tuned(bits, *, saved=None, **settings):
+    save = None if saved is None else (lambda make, **_: saved.append(make()))
+    own = {"validation": bits[160:], "epochs": 3, "batch_size": 40, "blas_threads": 1}
     stack = pretraining(bits, "lockstep").run()
-    return finetune(
-        stack,
-        bits[:160],
-        validation=bits[160:],
-        epochs=3,
-        batch_size=40,
-        blas_threads=1,
-        stop=stop,
-        resume=resume,
-        save=None if saved is None else (lambda make, **_: saved.append(make())),
-        **settings,
-    )
+    return finetune(stack, bits[:160], save=save, **own, **settings)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +115,7 @@ def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, t
     whole = fine_tuned(bits, **settings)
     for minibatches in range(12):
         asked = itertools.count()
-        saved: list[FinetuneState] = []
+        saved = []
         with pytest.raises(RunInterrupted):
             fine_tuned(bits, stop=lambda: next(asked) >= minibatches, saved=saved, **settings)  # noqa: B023
         path = tmp_path / "state.safetensors"
@@ -193,7 +127,7 @@ def test_fine_tuning_stopped_anywhere_goes_on_to_the_same_bits(bits, settings, t
 
 
 def test_a_state_of_another_network_is_refused(bits):
-    saved: list[FinetuneState] = []
+    saved = []
     fine_tuned(bits, saved=saved)
     with pytest.raises(CheckpointError, match="another network"):
         fine_tuned(bits, resume=saved[0], optimizer="sgd", momentum=0.5)
@@ -202,7 +136,7 @@ def test_a_state_of_another_network_is_refused(bits):
 # runs
 
 
-def settings(folder: Path, bits: np.ndarray, **run) -> Settings:
+def settings(folder, bits, **run):
     return settings_on(folder, bits, LAYERS, run={"checkpoint_every": "1", **run}, **BASE)
 
 
@@ -212,7 +146,7 @@ def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
     whole = train_run(wanted, out=tmp_path / "whole")
     seen = itertools.count()
 
-    def die(event) -> None:
+    def die(event):
         if not isinstance(event, Notice) and next(seen) == at:
             raise Abort
 
@@ -228,7 +162,7 @@ def test_a_run_that_died_at_any_event_is_resumed(tmp_path, bits, at):
     assert_says_the_same(tmp_path / "dead", tmp_path / "whole")
 
 
-def said(folder: Path) -> tuple[dict, list]:
+def said(folder):
     """Return what a run says: its metrics without times, and its learning curves."""
     metrics = json.loads((folder / "metrics.json").read_text())
     del metrics["seconds"], metrics["out"]
@@ -238,7 +172,7 @@ def said(folder: Path) -> tuple[dict, list]:
     return metrics, [[np.asarray(x).tolist() for x in curve] for curve in curves]
 
 
-def assert_says_the_same(resumed: Path, whole: Path) -> None:
+def assert_says_the_same(resumed, whole):
     metrics, curves = said(resumed)
     expected, wanted = said(whole)
     for own in (metrics, expected):
@@ -247,7 +181,7 @@ def assert_says_the_same(resumed: Path, whole: Path) -> None:
     assert str(curves) == str(wanted)  # where nan equals nan
 
 
-def of_rank_two(seed: int) -> np.ndarray:
+def of_rank_two(seed):
     """Return bits on which a rate of 3 lets the error of the first layer grow.
 
     Most seeds give bits on which training is chaotic, and ends elsewhere with another BLAS.
@@ -280,7 +214,7 @@ def test_the_verdict_on_a_run_is_that_of_one_that_never_died(tmp_path, own):
         assert_says_the_same(folder, tmp_path / "whole")
 
 
-def shaken(folder: Path) -> Settings:
+def shaken(folder):
     """Return the settings of a run with a fine-tuning that makes its error grow."""
     rng = np.random.default_rng(3)
     X = (rng.random((400, 2)) @ rng.random((2, 16)) > 0.5).astype(np.float32)
@@ -319,13 +253,9 @@ def test_a_call_that_is_stopped_and_repeated_has_the_whole_history(tmp_path, bit
     call |= {"validation": bits[160:]}
     whole = pretrain(bits[:160], **call)
     for n in (1, 5, 9, 15, 16):
-
-        def interrupt(event, seen=itertools.count(1), n=n) -> None:  # noqa: B008
-            if isinstance(event, EpochFinished) and next(seen) == n:
-                signal.raise_signal(signal.SIGINT)
-
         with pytest.raises(RunInterrupted):
-            pretrain(bits[:160], observers=[interrupt], resume=tmp_path, **call)
+            observers = [At(EpochFinished, INTERRUPT, n)]
+            pretrain(bits[:160], observers=observers, resume=tmp_path, **call)
         resumed = pretrain(bits[:160], resume=tmp_path, **call)
         assert resumed.history == whole.history
         assert resumed.info.get("verdict") == whole.info.get("verdict")
@@ -334,12 +264,7 @@ def test_a_call_that_is_stopped_and_repeated_has_the_whole_history(tmp_path, bit
 @pytest.mark.parametrize("n", range(1, 17))
 def test_the_verdict_on_a_call_is_that_of_one_that_was_not_stopped(tmp_path, n):
     call = {"layers": (16, 8), **GROWING, "resume": tmp_path}
-    seen = itertools.count(1)
-
-    def interrupt(event) -> None:
-        if isinstance(event, (EpochStarted, EpochFinished)) and next(seen) == n:
-            signal.raise_signal(signal.SIGINT)
-
+    interrupt = At((EpochStarted, EpochFinished), INTERRUPT, n)
     with pytest.raises(RunInterrupted):
         pretrain(of_rank_two(42), observers=[interrupt], **call)
     with pytest.warns(PoorResultWarning, match=r"error grew from 1\.7\d* to 2\.0"):
@@ -357,14 +282,14 @@ def test_a_state_from_before_there_were_curves_goes_on(bits, n):
 
 
 def test_a_fine_tuning_from_before_there_were_curves_goes_on(bits):
-    saved: list[FinetuneState] = []
+    saved = []
     whole = fine_tuned(bits, saved=saved)
     resumed = fine_tuned(bits, resume=replace(saved[0], curve=None))
     assert resumed.history.finetune.train == whole.history.finetune.train[1:]
 
 
 def test_an_error_that_is_no_number_survives_a_state(bits, tmp_path):
-    saved: list[FinetuneState] = []
+    saved = []
     fine_tuned(bits, saved=saved)
     curve = ErrorCurve([0.1, math.inf, 1 / 3], [math.nan])
     FINETUNE_STATE.write(tmp_path / "state", replace(saved[0], curve=curve), {"name": "nan"})
@@ -386,34 +311,25 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(tmp_path, bits)
     # Only the newest two are kept.
     older, newer = sorted((folder / CHECKPOINTS_NAME).glob("pretrain-*"))
     newer.write_bytes(newer.read_bytes()[:-1])
-    reported = []
-    report = resume_run(folder, observers=[reported.append])
+    report, messages = told_by(resume_run, folder)
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = notices_of(reported)
     assert any(newer.name in message and "one before it" in message for message in messages)
     assert older.name < newer.name
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch, restarts):
+def test_a_run_whose_worker_fails_is_restarted(tmp_path, bits, monkeypatch):
     whole = train_run(settings(tmp_path, bits), out=tmp_path / "whole")
     failed = []
 
-    def fail(learner: Learner, epoch: int, step: int) -> None:
+    def fail(learner, epoch, step):
         if learner.layer == 2 and epoch == 2 and not failed:
             failed.append(True)
             raise RuntimeError("out of luck")
 
     before_steps(monkeypatch, fail)
-    wanted = settings(tmp_path, bits, max_restarts=restarts)
-    if not restarts:
-        with pytest.raises(WorkerError, match="layer 2 failed in epoch 2"):
-            train_run(wanted, out=tmp_path / "run")
-        return
-    reported = []
-    report = train_run(wanted, out=tmp_path / "run", observers=[reported.append])
+    wanted = settings(tmp_path, bits, max_restarts=1)
+    report, messages = told_by(train_run, wanted, out=tmp_path / "run")
     assert report["parameters_sha256"] == whole["parameters_sha256"]
-    messages = notices_of(reported)
     assert any("layer 2 failed" in message and "going on" in message for message in messages)
 
 

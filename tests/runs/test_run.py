@@ -1,8 +1,8 @@
 """One run: what is kept when it stops between its stages, and what decides its figures."""
 
-from __future__ import annotations
-
 import json
+from datetime import datetime
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -25,13 +25,9 @@ from syncpretrain.settings import read_settings, settings_from
 @pytest.fixture
 def settings(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((60, 16), dtype=np.float32))
-    return settings_from(
-        (16, 9, 4),
-        epochs=1,
-        batch_size=10,
-        data={"name": str(tmp_path / "x.npy")},
-        finetune={"objective": "reconstruction", "epochs": 1, "batch_size": 10},
-    )
+    own, data = {"epochs": 1, "batch_size": 10}, {"name": str(tmp_path / "x.npy")}
+    finetune = {"objective": "reconstruction", **own}
+    return settings_from((16, 9, 4), data=data, finetune=finetune, **own)
 
 
 def interrupted(*arguments, **options):
@@ -59,16 +55,13 @@ def test_the_time_for_a_stall_reaches_both_stages(settings, tmp_path, monkeypatc
 
 
 class TestStopped:
-    def test_an_observer_that_fails_loses_nothing(self, settings, tmp_path):
-        fail = DieAt(EpochFinished, error=OSError("the disk is full"))
-        with pytest.raises(OSError, match="the disk is full"):
-            train_run(settings, out=tmp_path / "run", observers=[fail])
-        assert load(tmp_path / "run").widths == (16, 9, 4)
-
-    def test_a_crash_of_fine_tuning_leaves_the_pretrained_stack(self, settings, tmp_path):
-        crash = DieAt(FinetuneStarted, error=MemoryError("no room"))
-        with pytest.raises(MemoryError, match="no room"):
-            train_run(settings, out=tmp_path / "run", observers=[crash])
+    @pytest.mark.parametrize(
+        ("kind", "error"),
+        [(EpochFinished, OSError("the disk is full")), (FinetuneStarted, MemoryError("no room"))],
+    )
+    def test_an_error_leaves_the_pretrained_stack(self, settings, tmp_path, kind, error):
+        with pytest.raises(type(error), match=str(error)):
+            train_run(settings, out=tmp_path / "run", observers=[DieAt(kind, error=error)])
         assert load(tmp_path / "run").widths == (16, 9, 4)
         assert (tmp_path / "run" / "trace.json").is_file()
 
@@ -85,17 +78,9 @@ class TestFolder:
             train_run(settings, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
-    def test_runs_that_begin_in_one_second_have_folders_of_their_own(
-        self, settings, tmp_path, monkeypatch
-    ):
-        class Clock:
-            @staticmethod
-            def now():
-                from datetime import datetime
-
-                return datetime(2026, 1, 2, 3, 4, 5)
-
-        monkeypatch.setattr(syncpretrain.runs.folder, "datetime", Clock)
+    def test_runs_of_one_second_have_folders_of_their_own(self, settings, tmp_path, monkeypatch):
+        clock = SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5))
+        monkeypatch.setattr(syncpretrain.runs.folder, "datetime", clock)
         monkeypatch.chdir(tmp_path)
         outs = [train_run(settings)["out"] for _ in range(2)]
         assert outs == ["runs/20260102-030405-16-9-4", "runs/20260102-030405-16-9-4-2"]

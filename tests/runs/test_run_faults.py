@@ -1,7 +1,5 @@
 """What the disk refuses: it is told, training goes on, and nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -11,19 +9,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from folders import full
+from moments import At, told_by
 from trialruns import Abort, DieAt, notices_of, settings_on
 
 from syncpretrain import load, storage
 from syncpretrain.errors import RunInterrupted, SaveError, SettingsError
-from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice
 from syncpretrain.models.model_file import MODEL_NAME
 from syncpretrain.models.stack import Stack
 from syncpretrain.observers.event_log import EventLog, read_reads
+from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME, Checkpoints
 from syncpretrain.runs.folder import (
     CARD_NAME,
@@ -46,7 +49,6 @@ def settings(tmp_path, bits):
 
 @pytest.fixture
 def rescue(tmp_path, monkeypatch):
-    """The folder where temporary ones are made."""
     folder = tmp_path / "rescue"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -54,15 +56,14 @@ def rescue(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def whole(settings, tmp_path) -> str:
-    """The parameters of a run on a disk with room."""
+def whole(settings, tmp_path):
     return train_run(settings, out=tmp_path / "whole")["parameters_sha256"]
 
 
 class Disk:
     """Refuses every write below a folder while it is full: from the n-th end of an epoch on."""
 
-    def __init__(self, monkeypatch, folder: Path, n: int = 1) -> None:
+    def __init__(self, monkeypatch, folder, n=1):
         self.is_full, self._left = False, n
         write = storage.write_atomically
 
@@ -74,7 +75,7 @@ class Disk:
         for module in ("array_files", "runs.run"):
             monkeypatch.setattr(f"syncpretrain.{module}.write_atomically", write_atomically)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event):
         self._left -= isinstance(event, EpochFinished)
         self.is_full |= self._left == 0
 
@@ -108,19 +109,16 @@ class TestFinalFiles:
     def test_a_stopped_run_keeps_its_model_elsewhere(self, settings, tmp_path, monkeypatch, rescue):
         disk = Disk(monkeypatch, tmp_path / "run")
 
-        def stop(event) -> None:
-            if isinstance(event, EpochFinished) and event.layer == 2:
-                disk.is_full = True
-                os.kill(os.getpid(), 2)
-
+        fill = At(EpochFinished, partial(setattr, disk, "is_full", True), layer=2)
+        stop = At(EpochFinished, partial(signal.raise_signal, signal.SIGINT), layer=2)
         with pytest.raises(RunInterrupted, match="What was learned so far is in") as caught:
-            train_run(settings, out=tmp_path / "run", observers=[stop])
+            train_run(settings, out=tmp_path / "run", observers=[fill, stop])
         (kept,) = rescue.iterdir()
         assert str(kept / MODEL_NAME) in str(caught.value)
         assert load(kept).widths == LAYERS
 
     def test_where_no_folder_takes_temporary_files_it_says_so(self, tmp_path, monkeypatch):
-        def none() -> str:
+        def none():
             raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in [...]")
 
         monkeypatch.setattr(tempfile, "gettempdir", none)
@@ -135,7 +133,7 @@ class TestFinalFiles:
         """A disk that refuses the model may have room for the metrics."""
         save = Stack.save
 
-        def refuse(stack, path) -> None:
+        def refuse(stack, path):
             if "finetune" in stack.info and Path(path).parent == tmp_path / "run":
                 full()
             save(stack, path)
@@ -159,15 +157,14 @@ class TestFinalFiles:
 
     def test_a_trace_that_cannot_be_written_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.runs.run.write_trace", full)
-        events: list[Event] = []
-        train_run(settings, out=tmp_path / "run", observers=[events.append])
-        assert any("trace.json could not be written" in x for x in notices_of(events))
+        _, notices = told_by(train_run, settings, out=tmp_path / "run")
+        assert any("trace.json could not be written" in notice for notice in notices)
 
 
 class TestCheckpointsFolder:
     @pytest.mark.parametrize("name", [".DS_Store", "notes.txt", ".nfs0001"])
     def test_a_stray_file_does_not_end_a_complete_run(self, settings, tmp_path, name):
-        def litter(event) -> None:
+        def litter(event):
             folder = tmp_path / "run" / CHECKPOINTS_NAME
             if folder.is_dir():
                 (folder / name).write_text("mine")
@@ -190,9 +187,8 @@ class TestCheckpointsFolder:
 
     def test_a_folder_that_cannot_be_deleted_is_told(self, settings, tmp_path, monkeypatch):
         monkeypatch.setattr("syncpretrain.runs.checkpoints.prune_checkpoints", full)
-        events: list[Event] = []
-        train_run(settings, out=tmp_path / "run", observers=[events.append])
-        assert any("could not be deleted" in x for x in notices_of(events))
+        _, notices = told_by(train_run, settings, out=tmp_path / "run")
+        assert any("could not be deleted" in notice for notice in notices)
 
     @pytest.mark.parametrize("pace", ["lockstep", "free"])
     def test_fine_tuning_of_a_lost_pretraining_is_not_gone_on_with(self, tmp_path, bits, pace):
@@ -200,9 +196,8 @@ class TestCheckpointsFolder:
         settings = settings_on(tmp_path, bits, LAYERS, tuning=8, epochs=2, pace=pace)
         folder = tmp_path / "run" / CHECKPOINTS_NAME
         with pytest.raises(Abort):
-            train_run(
-                settings, out=tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=6)]
-            )
+            dies = DieAt(FinetuneEpochFinished, epoch=6)
+            train_run(settings, out=tmp_path / "run", observers=[dies])
         (folder / PRETRAINED_NAME).write_bytes(b"damaged")
         with pytest.raises(Abort):
             resume_run(tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=3)])
@@ -240,9 +235,7 @@ class TestSigterm:
         assert resume_run(tmp_path / "run")["parameters_sha256"] == whole
 
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-    def test_after_the_metrics_there_is_nothing_to_resume(
-        self, settings, tmp_path, monkeypatch, signum
-    ):
+    def test_after_the_metrics_nothing_is_to_resume(self, settings, tmp_path, monkeypatch, signum):
         monkeypatch.setattr(Checkpoints, "delete", lambda *_: signal.raise_signal(signum))
         with pytest.raises(RunInterrupted) as caught:
             train_run(settings, out=tmp_path / "run")
@@ -263,13 +256,8 @@ class TestSigterm:
         assert load(kept).parameters_sha256 == whole
 
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-    def test_before_the_pretrained_stack_is_saved_it_is(
-        self, settings, tmp_path, monkeypatch, signum
-    ):
-        def stop(event) -> None:
-            if isinstance(event, EpochFinished) and event.layer == 1:
-                signal.raise_signal(signal.SIGTERM)
-
+    def test_a_stop_saves_the_pretrained_stack_first(self, settings, tmp_path, monkeypatch, signum):
+        stop = At(EpochFinished, end, layer=1)
         with pytest.raises(RunInterrupted):
             train_run(settings, out=tmp_path / "run", observers=[stop])
         early = load(tmp_path / "run").parameters_sha256
@@ -281,16 +269,12 @@ class TestSigterm:
         assert load(tmp_path / "run").parameters_sha256 != early
 
     def test_a_handler_of_the_callers_own_stays(self, settings, tmp_path, monkeypatch):
-        seen: list[int] = []
-
-        def own(signum, frame) -> None:
-            seen.append(signum)
-
+        own = Mock()
         former = signal.signal(signal.SIGTERM, own)
         try:
             monkeypatch.setattr(Run, "save_early", end)
             train_run(settings, out=tmp_path / "run")
-            assert seen and signal.getsignal(signal.SIGTERM) is own
+            assert own.called and signal.getsignal(signal.SIGTERM) is own
         finally:
             signal.signal(signal.SIGTERM, former)
 
@@ -322,58 +306,50 @@ def test_a_run_killed_before_its_settings_were_written_is_not_in_the_way(setting
 class TestDue:
     """A checkpoint is due by the epochs of any layer, or by time, in every schedule."""
 
-    def saved(self, settings, tmp_path, monkeypatch) -> list[tuple[int, ...]]:
-        written = []
-        write = Checkpoints._write
+    @pytest.fixture
+    def saved(self, tmp_path, bits, monkeypatch):
+        """Return a function that trains, and returns the epochs done at each checkpoint."""
+        written, write = [], Checkpoints._write
 
         def note(self, *given):
             written.append(tuple(given[-1]))
             write(self, *given)
 
+        def saved(every, **pretrain):
+            own = {"tuning": 5, "run": {"checkpoint_every": every}, **pretrain}
+            train_run(settings_on(tmp_path, bits, LAYERS, **own), out=tmp_path / "run")
+            return written
+
         monkeypatch.setattr(Checkpoints, "_write", note)
-        train_run(settings, out=tmp_path / "run")
-        return written
+        return saved
 
-    def settings(self, tmp_path, bits, every, **pretrain):
-        run = {"checkpoint_every": every}
-        return settings_on(tmp_path, bits, LAYERS, tuning=5, run=run, **pretrain)
-
-    def test_greedy_layers_above_the_first_count(self, tmp_path, bits, monkeypatch):
-        settings = self.settings(tmp_path, bits, "1", schedule="greedy")
-        done = self.saved(settings, tmp_path, monkeypatch)
-        assert [x for x in done if len(x) == 3] == [
+    def test_greedy_layers_above_the_first_count(self, saved):
+        assert [x for x in saved("1", schedule="greedy") if len(x) == 3] == [
             *((1, 0, 0), (2, 0, 0), (3, 0, 0), (3, 1, 0), (3, 2, 0), (3, 3, 0)),
             *((3, 3, 1), (3, 3, 2)),
         ]
 
-    def test_every_second_epoch_of_any_layer_and_of_fine_tuning(self, tmp_path, bits, monkeypatch):
-        settings = self.settings(tmp_path, bits, "2", schedule="greedy")
-        done = self.saved(settings, tmp_path, monkeypatch)
+    def test_every_second_epoch_of_any_layer_and_of_fine_tuning(self, saved):
+        done = saved("2", schedule="greedy")
         assert done == [(2, 0, 0), (3, 2, 0), (3, 3, 2), (2,), (4,)]
 
-    def test_refreshes_count(self, tmp_path, bits, monkeypatch):
-        settings = self.settings(
-            *(tmp_path, bits, "1"), epochs=(3, 1, 1), refresh_epochs=(0, 2, 2), runtime="serial"
-        )
-        done = [x for x in self.saved(settings, tmp_path, monkeypatch) if len(x) == 3]
+    def test_refreshes_count(self, saved):
+        own = {"epochs": (3, 1, 1), "refresh_epochs": (0, 2, 2), "runtime": "serial"}
+        done = [x for x in saved("1", **own) if len(x) == 3]
         assert any(x[1] > 1 for x in done) and any(x[2] > 1 for x in done)
         assert all(sum(b) == sum(a) + 1 for a, b in itertools.pairwise(done))
 
-    def test_by_time(self, tmp_path, bits, monkeypatch):
+    def test_by_time(self, saved, monkeypatch):
         now = iter(range(0, 10**6, 20))
         monkeypatch.setattr("syncpretrain.runs.checkpoints.time.monotonic", lambda: next(now))
-        settings = self.settings(tmp_path, bits, "1s", runtime="serial")
-        done = self.saved(settings, tmp_path, monkeypatch)
+        done = saved("1s", runtime="serial")
         assert len([x for x in done if len(x) == 3]) == 8
         assert len([x for x in done if len(x) == 1]) == 4
 
-    def test_no_cut_is_made_that_is_not_written(self, tmp_path, bits, monkeypatch):
-        from syncpretrain.pretraining.driver import Pretraining
-
-        made = []
-        state = Pretraining.state
+    def test_no_cut_is_made_that_is_not_written(self, saved, monkeypatch):
+        made, state = [], Pretraining.state
         monkeypatch.setattr(Pretraining, "state", lambda self: made.append(1) or state(self))
-        done = self.saved(self.settings(tmp_path, bits, "3"), tmp_path, monkeypatch)
+        done = saved("3")
         assert len(made) == len([x for x in done if len(x) == 3])
 
 
@@ -381,21 +357,15 @@ class TestEventLog:
     EVENT = Notice(1.0, "x" * 100)
 
     def test_what_the_disk_refuses_waits_for_it(self, tmp_path, monkeypatch):
-        reported: list[str] = []
-        path = tmp_path / "events.jsonl"
+        reported, path = [], tmp_path / "events.jsonl"
         with EventLog(path, report=reported.append) as log:
             log(self.EVENT)
             whole = log._file
 
-            class Full:
-                def write(self, line):
-                    if len(line) > 50:
-                        return whole.write(line[:50])  # the disk has room for half a line
-                    return full()
+            def write(line):  # the disk has room for half a line
+                return whole.write(line[:50]) if len(line) > 50 else full()
 
-                seek, truncate = whole.seek, whole.truncate
-
-            log._file = Full()
+            log._file = SimpleNamespace(write=write, seek=whole.seek, truncate=whole.truncate)
             log(self.EVENT)
             log(self.EVENT)
             assert path.read_bytes().count(b"\n") == 1 and path.read_bytes().endswith(b"\n")
@@ -407,8 +377,6 @@ class TestEventLog:
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
     def test_a_full_disk_does_not_stop_a_run(self, settings, whole, tmp_path, monkeypatch):
-        events: list[Event] = []
-
         enter = EventLog.__enter__
 
         def opened(self):
@@ -417,9 +385,9 @@ class TestEventLog:
 
         monkeypatch.setattr(EventLog, "__enter__", opened)
         (tmp_path / "run").mkdir()
-        report = train_run(settings, out=tmp_path / "run", observers=[events.append])
+        report, notices = told_by(train_run, settings, out=tmp_path / "run")
         assert report["parameters_sha256"] == whole
-        assert any("lacks the last" in x for x in notices_of(events))
+        assert any("lacks the last" in notice for notice in notices)
 
     def test_it_is_on_the_disk_before_the_pretrained_stack(self, settings, tmp_path, monkeypatch):
         """A lost machine loses the end of a log that was not flushed; a replay needs it."""
@@ -427,7 +395,7 @@ class TestEventLog:
         pretrained /= PRETRAINED_NAME
         fsync, flushed = os.fsync, []
 
-        def note(descriptor: int) -> None:
+        def note(descriptor):
             if log.exists() and os.path.samestat(os.fstat(descriptor), log.stat()):
                 flushed.append((log.read_bytes().count(b"EpochFinished"), pretrained.exists()))
             fsync(descriptor)
@@ -437,8 +405,7 @@ class TestEventLog:
         assert flushed == [(9, False)]
 
     def test_a_file_that_cannot_be_opened_is_written_once_it_can(self, tmp_path):
-        reported: list[str] = []
-        path = tmp_path / "missing" / "events.jsonl"
+        reported, path = [], tmp_path / "missing" / "events.jsonl"
         with EventLog(path, report=reported.append) as log:
             log(self.EVENT)
             path.parent.mkdir()
@@ -475,14 +442,9 @@ def test_a_limit_of_file_sizes_ends_in_one_sentence(tmp_path, bits, limit):
     np.save(tmp_path / "x.npy", bits)
     train = ["train", "--layers", "16,60,40", "--data", str(tmp_path / "x.npy"), "--epochs", "2"]
     train += ["--batch-size", "40", "--checkpoint-every", "1", "--out", str(tmp_path / "run")]
-    ended = subprocess.run(
-        # -B: the code of a module that is compiled here would be cut off for all later processes.
-        [sys.executable, "-B", "-c", SMALL_FILES, str(limit), *train],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    # -B: the code of a module that is compiled here would be cut off for all later processes.
+    command = [sys.executable, "-B", "-c", SMALL_FILES, str(limit), *train]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == (2 if limit == 0 else 1), ended.stderr
     assert "Traceback" not in ended.stderr
     assert "File too large" in ended.stderr

@@ -1,7 +1,5 @@
 """A run goes on only with what it was begun with: data, labels, settings, kernels, reads."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -13,13 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 import tomli_w
-from trialruns import Abort, DieAt, died, notices_of
+from moments import told_by
+from trialruns import Abort, DieAt, died
 
 from syncpretrain import load
 from syncpretrain.array_files import read_arrays
 from syncpretrain.data.dataset import Dataset, record_of
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
-from syncpretrain.events import EpochFinished, Event, FinetuneEpochFinished, Notice, RunStarted
+from syncpretrain.events import EpochFinished, FinetuneEpochFinished, Notice, RunStarted
 from syncpretrain.observers.event_log import read_reads
 from syncpretrain.runs import identity
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME
@@ -31,28 +30,17 @@ LAYERS = (16, 10, 6, 4)
 OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"
 
 
-def saved_data(folder: Path, X, y=None) -> str:
-    """Write examples beside the run, with labels if there are any."""
+def saved_data(folder, X, y=None):
     path = folder / "data.npz"
     np.savez(path, X=X) if y is None else np.savez(path, X=X, y=y)
     return str(path)
 
 
-def settings_of(folder: Path, bits, y=None, *, objective="reconstruction", run=None, **changed):
-    return settings_from(
-        LAYERS,
-        data={"name": saved_data(folder, bits, y), "validation": 0.0},
-        finetune={"objective": objective, "epochs": 3, "batch_size": 40},
-        run={"checkpoint_every": "1"} | (run or {}),
-        **{"blas_threads": 1, "epochs": 3, "batch_size": 40, "seed": 3} | changed,
-    )
-
-
-def told_by(function, *arguments, **options) -> tuple[dict, list[str]]:
-    """Return a report and every notice."""
-    events: list[Event] = []
-    report = function(*arguments, observers=[events.append], **options)
-    return report, notices_of(events)
+def settings_of(folder, bits, y=None, *, objective="reconstruction", **changed):
+    usual = {"blas_threads": 1, "epochs": 3, "batch_size": 40, "seed": 3}
+    usual |= {"data": {"name": saved_data(folder, bits, y), "validation": 0.0}}
+    usual |= {"finetune": {"objective": objective, "epochs": 3, "batch_size": 40}}
+    return settings_from(LAYERS, **usual | {"run": {"checkpoint_every": "1"}} | changed)
 
 
 def labels_for(bits):
@@ -60,10 +48,15 @@ def labels_for(bits):
 
 
 def with_others(bits, *at):
-    """Return a copy whose values at a place are others."""
     changed = bits.copy()
     changed[at] = 1 - changed[at]
     return changed
+
+
+@pytest.fixture
+def folder(tmp_path, bits):
+    """The folder of a run that died."""
+    return died(settings_of(tmp_path, bits), tmp_path / "run")
 
 
 class TestData:
@@ -111,8 +104,7 @@ class TestData:
         with pytest.raises(SettingsError, match=message):
             resume_run(folder)
 
-    def test_so_is_data_of_fewer_rows_than_a_minibatch(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_so_is_data_of_fewer_rows_than_a_minibatch(self, folder, tmp_path, bits):
         saved_data(tmp_path, bits[:30])
         with pytest.raises(SettingsError, match=r"resume: .* data was the 200 examples .*is now"):
             resume_run(folder)
@@ -142,8 +134,7 @@ class TestData:
         data = Dataset("x", "here", bits[:100], bits[100:150], bits[150:], labels_for(bits)[:100])
         assert data.with_labels(10).sha256 == data.sha256
 
-    def test_moved_data_is_found_where_the_settings_say(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_moved_data_is_found_where_the_settings_say(self, folder, tmp_path, bits):
         (tmp_path / "data.npz").rename(tmp_path / "moved.npz")
         with pytest.raises(DataError, match=r"correct name under \[data\] in .*config\.toml"):
             resume_run(folder)
@@ -153,22 +144,19 @@ class TestData:
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
 
-def change_settings(folder: Path, section: str, **values) -> None:
-    """Change what the run's config.toml says."""
+def change_settings(folder, section, **values):
     config = msgspec.toml.decode((folder / CONFIG_NAME).read_text())
     config[section] |= values
     (folder / CONFIG_NAME).write_text(tomli_w.dumps(config))
 
 
 class TestSettings:
-    def test_a_changed_setting_is_refused_and_named(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_a_changed_setting_is_refused_and_named(self, folder):
         change_settings(folder, "pretrain", epochs=[6, 6, 6])
         with pytest.raises(SettingsError, match=r"pretrain\.epochs \[3, 3, 3\].*\[6, 6, 6\]"):
             resume_run(folder)
 
-    def test_how_it_keeps_itself_safe_may_change(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_how_it_keeps_itself_safe_may_change(self, folder, tmp_path, bits):
         change_settings(folder, "run", keep=5, checkpoint_every="2")
         whole = train_run(settings_of(tmp_path, bits), out=tmp_path / "whole")
         assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
@@ -182,16 +170,14 @@ class TestSettings:
             ({"seed": 4}, "seed: got a value for a run that goes on"),
         ],
     )
-    def test_wrong_arguments_are_refused(self, tmp_path, bits, elsewhere, reported):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_wrong_arguments_are_refused(self, folder, elsewhere, reported):
         with pytest.raises(SettingsError, match=reported):
             resume_run(folder, **elsewhere)
         assert not (folder / LOCK_NAME).exists()
 
 
 class TestKernels:
-    def test_another_kind_is_refused_unless_it_is_accepted(self, tmp_path, bits, monkeypatch):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_another_kind_is_refused_unless_it_is_accepted(self, folder, monkeypatch):
         kinds = ["compiled", "numpy"] if identity.available() else ["numpy", "compiled"]
         monkeypatch.setattr(identity, "available", lambda: kinds[0] == "numpy")
         reported = f"its kernels was {kinds[0]}, and is now {kinds[1]}"
@@ -201,8 +187,7 @@ class TestKernels:
         assert report["parameters_sha256"]
         assert any("its last bits differ" in notice for notice in notices)
 
-    def test_another_blas_is_told(self, tmp_path, bits, monkeypatch):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_another_blas_is_told(self, folder, monkeypatch):
         monkeypatch.setattr(identity, "_arithmetic", lambda: {"numpy": "0.1", "blas": "other"})
         _, notices = told_by(resume_run, folder)
         assert any("now 0.1" in notice and "may differ" in notice for notice in notices)
@@ -216,9 +201,7 @@ class TestKernels:
             ("pairs", "numpy", "was not stopped"),
         ],
     )
-    def test_another_order_of_sums_of_bfloat16_is_told(
-        self, tmp_path, bits, monkeypatch, was, now, remedy
-    ):
+    def test_another_order_of_sums_is_told(self, tmp_path, bits, monkeypatch, was, now, remedy):
         monkeypatch.setattr(identity, "bfloat16_order", lambda: was)
         folder = died(settings_of(tmp_path, bits, precision="bfloat16"), tmp_path / "run")
         again = tmp_path / "again"
@@ -251,7 +234,6 @@ class TestReplay:
 
     @pytest.fixture
     def whole(self, settings, tmp_path):
-        """The parameters after a replay that was not stopped."""
         report = train_run(settings, out=tmp_path / "whole", replay=self.READS)
         return report["parameters_sha256"]
 
@@ -281,9 +263,8 @@ class TestReplay:
     @pytest.mark.parametrize("n", [2, 5, 7, 9, 12])
     def test_a_killed_and_resumed_free_run_repeats_from_its_log(self, tmp_path, bits, finish, n):
         """What the dead run reported of epochs after its checkpoint is void."""
-        settings = settings_of(
-            *(tmp_path, bits), finish=finish, run={"checkpoint_every": "2"}, **self.FREE
-        )
+        own = self.FREE | {"finish": finish, "run": {"checkpoint_every": "2"}}
+        settings = settings_of(tmp_path, bits, **own)
         folder = died(settings, tmp_path / "run", n=n)
         report = resume_run(folder)
         again = train_run(settings, out=tmp_path / "again", replay=read_reads(folder / EVENTS_NAME))
@@ -300,7 +281,7 @@ class TestReplay:
         assert again["parameters_sha256"] == report["parameters_sha256"]
 
     def test_a_restarted_run_tells_what_it_has_behind_it(self, tmp_path, bits):
-        events: list[Event] = []
+        events = []
         folder = died(settings_of(tmp_path, bits), tmp_path / "run", n=5)
         resume_run(folder, observers=[events.append])
         started = next(event for event in events if isinstance(event, RunStarted))
@@ -315,10 +296,9 @@ class TestOldRuns:
         folder = tmp_path / request.param
         shutil.copytree(OLD_RUNS / request.param, folder)
         shutil.copy(OLD_RUNS / "x.npy", tmp_path / "x.npy")
-        config = (folder / CONFIG_NAME).read_text()
-        (folder / CONFIG_NAME).write_text(
-            config.replace('"x.npy"', json.dumps(str(tmp_path / "x.npy")))
-        )
+        config = folder / CONFIG_NAME
+        x = json.dumps(str(tmp_path / "x.npy"))
+        config.write_text(config.read_text().replace('"x.npy"', x))
         return folder
 
     def test_they_are_resumed_to_the_same_bits(self, folder):
@@ -373,8 +353,7 @@ class TestFiles:
         assert "run" not in stack.info
 
     @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"\xff"])
-    def test_a_damaged_identity_is_refused(self, tmp_path, bits, content):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_a_damaged_identity_is_refused(self, folder, content):
         (folder / IDENTITY_NAME).write_bytes(content)
         with pytest.raises(CheckpointError, match=r"run\.json: cannot be read"):
             resume_run(folder)
@@ -402,7 +381,7 @@ class TestOwner:
     def test_a_run_owns_its_folder_from_its_first_event_to_its_last(self, tmp_path, bits):
         refused = []
 
-        def second(event) -> None:
+        def second(event):
             if isinstance(event, (RunStarted, FinetuneEpochFinished)):
                 message = rf"is at work in process {os.getpid()} on "
                 with pytest.raises(SettingsError, match=message):
@@ -412,8 +391,7 @@ class TestOwner:
         train_run(settings_of(tmp_path, bits), out=tmp_path / "run", observers=[second])
         assert len(refused) == 4
 
-    def test_the_file_of_a_killed_owner_is_taken_over(self, tmp_path, bits):
-        folder = died(settings_of(tmp_path, bits), tmp_path / "run")
+    def test_the_file_of_a_killed_owner_is_taken_over(self, folder):
         (folder / LOCK_NAME).write_text("process 1 on somewhere\n")
         resume_run(folder)
         assert not (folder / LOCK_NAME).exists()
@@ -423,7 +401,7 @@ class TestOwner:
             raise OSError(errno.ENOLCK, "No locks available")
 
         monkeypatch.setattr("syncpretrain.runs.folder.fcntl.flock", refuse)
-        reported: list[str] = []
+        reported = []
         with owned(tmp_path, reported.append):
             assert (tmp_path / LOCK_NAME).is_file()
         assert "cannot be locked (No locks available)" in reported[0]

@@ -1,7 +1,5 @@
 """Streamed runs on a file: killed, resumed, changed meanwhile, and what follows them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -12,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from largerdata import LAYERS, ROWS, example_rows
-from trialruns import notices_of
+from moments import At, told_by
 
 from syncpretrain import load
 from syncpretrain.data import load_dataset, readers
@@ -26,8 +24,6 @@ pytestmark = pytest.mark.usefixtures("measures_anew")
 
 
 class TestRun:
-    """A run by the command line on a .npy file that stays on the disk."""
-
     @pytest.fixture
     def file(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -43,16 +39,9 @@ class TestRun:
         return found
 
     def options(self, **more):
-        return settings_from(
-            LAYERS,
-            data={"name": "x.npy"},
-            handoff="minibatch",
-            epochs=3,
-            batch_size=32,
-            shuffle="blocks:20",
-            run={"checkpoint_every": "1"},
-            **more,
-        )
+        own = {"data": {"name": "x.npy"}, "epochs": 3, "batch_size": 32, "handoff": "minibatch"}
+        own |= {"shuffle": "blocks:20", "run": {"checkpoint_every": "1"}}
+        return settings_from(LAYERS, **own, **more)
 
     def died(self):
         """Leave a run that died after an epoch of its second layer."""
@@ -84,11 +73,7 @@ class TestRun:
 
     def test_a_bad_value_that_is_written_meanwhile_is_named(self, file, call):
         X = np.load(file, mmap_mode="r+")
-
-        def damage(event):
-            if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (1, 1):
-                X[:, 7] = np.nan
-
+        damage = At(EpochFinished, lambda: X[:, 7].fill(np.nan), layer=1, epoch=1)
         message = r"layer 1 failed in epoch .: DataError: x\.npy: got nan at row \d+, column 7"
         with pytest.raises(WorkerError, match=message):
             train_run(self.options(runtime="serial"), out=Path("run"), observers=[damage])
@@ -131,9 +116,8 @@ class TestRun:
         expected = np.square(whole.validation - stack.reconstruct(whole.validation)).sum(axis=1)
         assert report["reconstruction_error"]["validation"] == pytest.approx(expected.mean())
         out, err = call("evaluate", "run", "--json")
-        assert json.loads(out)["reconstruction_error"] == pytest.approx(
-            report["reconstruction_error"]
-        )
+        found = json.loads(out)["reconstruction_error"]
+        assert found == pytest.approx(report["reconstruction_error"])
         assert "trained on other data" not in err
         out, err = call("encode", "run", "--out", "z.npy")
         assert not err
@@ -172,10 +156,9 @@ class TestRun:
     def test_fortran_order_is_read_into_memory_with_a_word(self, file, shape):
         X = example_rows("float32")
         np.save(file, np.asfortranarray(X.reshape(shape)))
-        events = []
-        train_run(self.options(), out=Path("run"), observers=[events.append])
-        assert any("is in Fortran order" in message for message in notices_of(events))
-        assert len([e for e in events if isinstance(e, EpochFinished)]) == 6
+        report, notices = told_by(train_run, self.options(), out=Path("run"))
+        assert any("is in Fortran order" in notice for notice in notices)
+        assert [layer["epochs"] for layer in report["layers"]] == [3, 3]
 
     def test_bytes_of_0_and_1_are_pointed_out(self, file):
         np.save(file, (example_rows("float32") < 0.5).astype(np.uint8))

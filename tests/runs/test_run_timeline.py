@@ -1,7 +1,5 @@
 """The course of a run, read back from its events, and its critical path."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 from functools import partial
 
@@ -23,16 +21,8 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError, SettingsError
-from syncpretrain.schedule.kinds import (
-    Fixed,
-    LayerPlan,
-    Pace,
-    Planned,
-    Reads,
-    greedy_row,
-    lockstep_row,
-)
-from syncpretrain.schedule.schedule import Schedule, Train
+from syncpretrain.schedule.kinds import Fixed, LayerPlan, Planned, greedy_row, lockstep_row
+from syncpretrain.schedule.schedule import Schedule
 
 
 @pytest.mark.parametrize("stops_early", [False, True])
@@ -72,28 +62,6 @@ def test_a_free_run_replays_under_any_timing(plans, drain, last, slots, seeds, s
     assert replayed.reads == recorded.reads
 
 
-def test_lockstep_timeline_of_the_design():
-    #  time ->   1     2     3     4     5     6
-    #  layer 1   1(0)  2(0)  3(0)  4(0)
-    #  layer 2         1(1)  2(2)  3(3)  4(4)
-    #  layer 3               1(1)  2(2)  3(3)  4(4)
-    plans = [LayerPlan(4)] * 3
-    schedule = Schedule(plans, lockstep(plans), slots=3)
-    commands, timeline = schedule.begin(), []
-    while schedule.training:
-        column = [c for c in commands if isinstance(c, Train)]
-        timeline.append([f"{c.layer}:{c.epoch}({c.reads})" for c in column])
-        commands = [next_ for c in column for next_ in schedule.finished(c.layer)]
-    assert [sorted(column) for column in timeline] == [
-        ["1:1(0)"],
-        ["1:2(0)", "2:1(1)"],
-        ["1:3(0)", "2:2(2)", "3:1(1)"],
-        ["1:4(0)", "2:3(3)", "3:2(2)"],
-        ["2:4(4)", "3:3(3)"],
-        ["3:4(4)"],
-    ]
-
-
 OTHERS = [LayerPlan(4), LayerPlan(2, refresh_epochs=2), LayerPlan(7)]
 ONCE = [LayerPlan(6, refresh_epochs=0)] * 2
 
@@ -112,18 +80,6 @@ ONCE = [LayerPlan(6, refresh_epochs=0)] * 2
 )
 def test_reads_where_layers_differ_in_epochs(plans, rule, reads):
     assert planned_reads(plans, rule) == reads
-
-
-def test_a_publisher_sleeps_while_two_versions_wait_unread():
-    plans = [LayerPlan(9), LayerPlan(9)]
-    schedule = Schedule(plans, lockstep(plans), slots=2)
-    schedule.begin()
-    for _ in range(3):  # layer 2 is stuck in its first epoch, on version 1
-        assert 1 in schedule.training
-        schedule.finished(1)
-    assert schedule.training == (2,)
-    schedule.finished(2)  # takes version 2, so one more may be published
-    assert set(schedule.training) == {1, 2}
 
 
 def test_free_pace_takes_the_newest_version_and_skips_the_rest():
@@ -217,18 +173,6 @@ class TestStops:
         assert schedule.reads == ((0,) * 4, (1, 2, 3, 4))
         assert schedule.is_finished
 
-    @pytest.mark.parametrize("pace", [lockstep, free])
-    def test_without_refreshes_a_stopped_layer_sleeps_for_good(self, pace):
-        plans = [LayerPlan(3), LayerPlan(3, refresh_epochs=0)]
-        schedule = Schedule(plans, pace(plans), slots=2)
-        schedule.begin()
-        schedule.finished(1)
-        schedule.finished(2, stops=True)
-        schedule.finished(1)
-        schedule.finished(1)
-        assert schedule.is_finished
-        assert schedule.reads == ((0,) * 3, (1,))
-
     @pytest.mark.parametrize(
         ("order", "reads"), [([1, 1, 1, 2, 2], (1, 2)), ([1, 2, 1, 2, 1, 2], (1, 2, 2))]
     )
@@ -243,9 +187,9 @@ class TestStops:
         assert schedule.reads == ((0,) * 3, reads)
 
 
-def reads_of(pace: Pace, depth: int) -> Reads:
+def reads_of(pace, depth):
     """Everything that a pace plans, read by read."""
-    reads: list[list[int]] = [[] for _ in range(depth)]
+    reads = [[] for _ in range(depth)]
     for layer in range(depth):
         while (version := pace.next_read(layer, reads[layer], 0)) is not None:
             reads[layer].append(version)

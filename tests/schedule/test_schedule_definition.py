@@ -4,8 +4,6 @@ The definition is slow and short. It looks at every layer each time, and gives f
 ready layer with the longest chain of epochs to go, whatever an epoch of each layer costs.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,13 +12,11 @@ from hypothesis import strategies as st
 from scheduleplay import drawn, stops_after
 
 from syncpretrain.schedule.kinds import Fixed, LayerPlan, Pace
-from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.schedule import Past, Release, Schedule, Train
 
 
 @dataclass
 class Definition:
-    """What the schedule of a run must say."""
-
     plans: Sequence[LayerPlan]
     pace: Pace
     slots: int
@@ -30,7 +26,7 @@ class Definition:
     held: list[set[int]] = field(init=False)
     epochs: list[int] = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.depth = len(self.plans)
         self.reads = [[] for _ in self.plans]
         self.done = [0 for _ in self.plans]
@@ -38,11 +34,11 @@ class Definition:
         self.epochs = [plan.epochs for plan in self.plans]
 
     @property
-    def past(self) -> Past:
+    def past(self):
         held = tuple(tuple(sorted(versions)) for versions in self.held)
         return Past(tuple(map(tuple, self.reads)), tuple(self.done), held, tuple(self.epochs))
 
-    def finished(self, layer: int, *, stops: bool) -> list[Command]:
+    def finished(self, layer, *, stops):
         i = layer - 1
         self.done[i] += 1
         self.held[i].add(self.done[i])
@@ -51,8 +47,8 @@ class Definition:
             self.epochs[i] = self.done[i]
         return self.assign()
 
-    def assign(self) -> list[Command]:
-        begun: list[Command] = []
+    def assign(self):
+        begun = []
         while sum(map(self.trains, range(self.depth))) < self.slots:
             ready = [i for i in range(self.depth) if self.is_ready(i)]
             if not ready:
@@ -63,34 +59,34 @@ class Definition:
             self.reads[i].append(version)
             below_reads = self.reads[i - 1][version - 1] if i else 0
             begun.append(Train(i + 1, len(self.reads[i]), version, below_reads))
-        freed: list[Command] = []
+        freed = []
         for i in range(self.depth):
             dropped = self.held[i] - self.needed(i)
             self.held[i] -= dropped
             freed += [Release(i + 1, version) for version in sorted(dropped)]
         return freed + begun
 
-    def trains(self, i: int) -> bool:
+    def trains(self, i):
         return len(self.reads[i]) > self.done[i]
 
-    def newest_below(self, i: int) -> int:
+    def newest_below(self, i):
         return self.done[i - 1] if i else 0
 
-    def is_settled(self) -> bool:
+    def is_settled(self):
         counts = zip(map(len, self.reads), self.done, strict=True)
         return all(self.pace.is_satisfied(i, *count) for i, count in enumerate(counts))
 
-    def next_read(self, i: int) -> int | None:
+    def next_read(self, i):
         if self.is_settled():
             return None
         return self.pace.next_read(i, self.reads[i], self.newest_below(i))
 
-    def unread(self, i: int) -> list[int]:
+    def unread(self, i):
         if i + 1 == self.depth or self.is_settled():
             return []
         return self.pace.unread(i + 1, self.reads[i + 1], self.done[i])
 
-    def is_ready(self, i: int) -> bool:
+    def is_ready(self, i):
         version, limit = self.next_read(i), self.pace.max_unread
         return (
             not self.trains(i)
@@ -100,19 +96,19 @@ class Definition:
             and (limit is None or len(self.unread(i)) < limit)
         )
 
-    def ended(self, i: int) -> bool:
+    def ended(self, i):
         if self.trains(i) or self.next_read(i) is not None:
             return False
         return i == 0 or self.is_settled() or self.ended(i - 1)
 
-    def longest_chain(self, i: int) -> float:
+    def longest_chain(self, i):
         """Climb the layers once and spend the repeats in the costliest one."""
         above = range(i, self.depth)
         left = [max(0, self.epochs[j] - len(self.reads[j]) - 1) for j in above]
         repeats = [self.costs[j] * n for j, n in zip(above, left, strict=True)]
         return sum(self.costs[j] for j in above) + max(repeats)
 
-    def needed(self, i: int) -> set[int]:
+    def needed(self, i):
         if i + 1 == self.depth:
             return set()
         needed, above = set(self.unread(i)), self.reads[i + 1]
@@ -126,9 +122,7 @@ class Definition:
         return needed
 
 
-def check_against_definition(
-    schedule: Schedule, definition: Definition, rng: random.Random, last: Sequence[int]
-) -> None:
+def check_against_definition(schedule, definition, rng, last):
     """Play both in the same random order; every answer must be the same."""
     stops, ended = stops_after(last), set()
     commands = schedule.begin()

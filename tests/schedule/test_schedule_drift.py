@@ -1,9 +1,6 @@
 """Layers that a new version wakes only if it has drifted far enough from the one they know."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -27,7 +24,7 @@ from scheduleplay import (
 )
 
 from syncpretrain.errors import ScheduleError
-from syncpretrain.schedule.kinds import Fixed, LayerPlan, Reads
+from syncpretrain.schedule.kinds import Fixed, LayerPlan
 from syncpretrain.schedule.schedule import Past, Schedule, Train
 
 free = FREE["synchronized"]
@@ -41,11 +38,11 @@ class Positions:
     a schedule whose decisions depend on timing comes to other points.
     """
 
-    def __init__(self, seed: int, depth: int) -> None:
+    def __init__(self, seed, depth):
         self._seed = seed
-        self._points: list[dict[int, float]] = [{0: 0.0}, *({} for _ in range(depth))]
+        self._points = [{0: 0.0}, *({} for _ in range(depth))]
 
-    def drifts(self, command: Train) -> dict[int, float]:
+    def drifts(self, command):
         layer, points = command.layer, self._points[command.layer]
         below = self._points[layer - 1][command.reads]
         before = points.get(command.epoch - 1, 0.0)
@@ -53,34 +50,30 @@ class Positions:
         points[command.epoch] = before + step
         return {v: abs(points[command.epoch] - points[v]) for v in command.against}
 
-    def distance(self, layer: int, since: int, version: int) -> float:
+    def distance(self, layer, since, version):
         points = self._points[layer]
         return abs(points[version] - points[since])
 
 
 class Drifting(Play):
-    """A run whose versions drift."""
-
-    def __init__(self, plans: Sequence[LayerPlan], seed: int, points: int, last: Sequence[int]):
+    def __init__(self, plans, seed, points, last):
         super().__init__(Memory(len(plans)), random.Random(seed), stops_after(last))
         self.positions = Positions(points, len(plans))
 
-    def drifts(self, command: Train) -> dict[int, float]:
+    def drifts(self, command):
         return self.positions.drifts(command)
 
-    def interrupt(self) -> None:
+    def interrupt(self):
         for command in self.running:
             del self.memory.in_use[command.layer]
         self.running = []
 
 
-def by_drift(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
+def by_drift(plans):
     return [replace(plan, least_drift=LEAST) for plan in plans]
 
 
-def played(
-    plans: Sequence[LayerPlan], pace, slots: int, seed: int, points: int, last=NEVER
-) -> tuple[Schedule, Drifting]:
+def played(plans, pace, slots, seed, points, last=NEVER):
     run = Drifting(plans, seed, points, last)
     schedule = Schedule(plans, pace(plans), slots=slots)
     run.go(schedule, schedule.begin(), float("inf"))
@@ -104,7 +97,7 @@ def test_every_run_ends_and_reads_nothing_freed(plans, pace, slots, seed, points
             check_refreshes(run.positions, i, reads, plan)
 
 
-def check_refreshes(positions: Positions, i: int, reads: Sequence[int], plan: LayerPlan) -> None:
+def check_refreshes(positions, i, reads, plan):
     """Fail if a refresh began on a version near the one trained on before."""
     for k in range(plan.epochs, len(reads)):
         begins = plan.refresh_epochs and (k - plan.epochs) % plan.refresh_epochs == 0
@@ -134,38 +127,35 @@ def test_planned_decisions_do_not_depend_on_timing_or_slots(
     """Runs that stop early drain: the settings refuse early stopping with finish first-layer."""
     plans, last = by_drift(plans), last if stops_early else NEVER
     pace = partial(pace, drain=drain or stops_early)
-    runs = [
-        played(plans, pace, n, seed, points, last)[0] for n, seed in zip(slots, two, strict=True)
-    ]
+    runs = [played(plans, pace, n, s, points, last)[0] for n, s in zip(slots, two, strict=True)]
     assert runs[0].reads == runs[1].reads
     assert said(runs[0]) == said(runs[1])
 
 
-def said(schedule: Schedule) -> list[object]:
+def said(schedule):
     """Return all decisions, whose order among layers depends on timing."""
     return sorted(schedule.judged_since(0), key=lambda j: (j.layer, j.version))
 
 
 @drawn("plans slots seed points")
-def test_in_lockstep_every_newer_version_is_judged_once_by_the_definition(
-    plans, slots, seed, points
-):
+def test_in_lockstep_every_newer_version_is_judged_once_as_defined(plans, slots, seed, points):
     """The versions that wake a layer are found one after the other, from the last that did."""
     plans = by_drift(plans)
     schedule, run = played(plans, lockstep, slots, seed, points)
     for i in range(1, len(plans)):
         plan, published = plans[i], len(schedule.reads[i - 1])
         own = [min(k, plans[i - 1].epochs) for k in range(1, plan.epochs + 1)]
-        expected, known = list(own), own[-1]
-        judged = []
+        expected, known, judged = list(own), own[-1], []
         if plan.refresh_epochs:
             for version in range(own[-1] + 1, published + 1):
-                judged.append(version)
-                if run.positions.distance(i, known, version) > LEAST:
+                drift = run.positions.distance(i, known, version)
+                judged.append((known, version, drift, LEAST, drift > LEAST))
+                if drift > LEAST:
                     expected += [version] * plan.refresh_epochs
                     known = version
         assert list(schedule.reads[i]) == expected
-        assert [j.version for j in schedule.judged_since(0) if j.layer == i + 1] == judged
+        found = [j for j in schedule.judged_since(0) if j.layer == i + 1]
+        assert [(j.since, j.version, j.drift, j.least, j.wakes) for j in found] == judged
 
 
 @drawn("plans pace last cuts seed points", slots=many_slots)
@@ -190,16 +180,14 @@ def test_resumed_anywhere_it_decides_the_same(plans, pace, last, slots, cuts, se
 
 
 @drawn("plans pace last slots seed points")
-def test_a_worker_need_keep_only_what_its_last_command_named(
-    plans, pace, last, slots, seed, points
-):
+def test_a_worker_keeps_only_what_its_last_command_named(plans, pace, last, slots, seed, points):
     """Each version asked for is the newest one, or was asked for before."""
     plans = by_drift(plans)
     run = Drifting(plans, seed, points, last)
-    kept: list[set[int]] = [set() for _ in range(len(plans) + 1)]
+    kept = [set() for _ in range(len(plans) + 1)]
     finish = run.positions.drifts
 
-    def check(command: Train) -> dict[int, float]:
+    def check(command):
         assert set(command.against) <= kept[command.layer]
         kept[command.layer] = {*command.against, command.epoch}
         return finish(command)
@@ -215,31 +203,6 @@ def test_a_recorded_run_replays(plans, drain, slots, two, points):
     fixed = lambda plans: Fixed(recorded.reads)  # noqa: E731
     replayed, _ = played(plans, fixed, slots[1], two[1], points)
     assert replayed.reads == recorded.reads
-
-
-def told(schedule: Schedule, distances: Sequence[float]) -> Reads:
-    """Play two layers, the lower one's versions at these places; return the reads."""
-    commands = schedule.begin()
-    while schedule.training:
-        command = next(c for c in commands if isinstance(c, Train) and c.layer in schedule.training)
-        here = distances[command.epoch - 1] if command.layer == 1 else 0.0
-        drifts = {v: abs(here - distances[v - 1]) for v in command.against}
-        commands = [c for c in commands if c is not command]
-        commands += schedule.finished(command.layer, drifts=drifts)
-    return schedule.reads
-
-
-def test_drift_adds_up():
-    """Steps of 0.2 wake the layer at every third version, and a step back keeps it asleep."""
-    plans = by_drift([LayerPlan(9), LayerPlan(1, refresh_epochs=1)])
-    places = [0.0, 0.2, 0.4, 0.6, 0.4, 0.6, 0.8, 1.0, 1.2]
-    schedule = Schedule(plans, lockstep(plans), slots=2)
-    assert told(schedule, places)[1] == (1, 4, 9)
-    asleep = [j for j in schedule.judged_since(0) if not j.wakes]
-    judged = [(j.since, j.version) for j in asleep]
-    assert judged == [(1, 2), (1, 3), (4, 5), (4, 6), (4, 7), (4, 8)]
-    assert asleep[0].drift == pytest.approx(0.2)
-    assert (asleep[0].layer, asleep[0].least) == (2, LEAST)
 
 
 def test_with_one_layer_or_in_greedy_nothing_is_judged():

@@ -1,9 +1,6 @@
 """Every kind of schedule of the table, wherever one is accepted; and the reads in rounds."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 from functools import partial
 from typing import get_args, get_type_hints
 
@@ -27,13 +24,12 @@ from syncpretrain.schedule.kinds import (
     UNTRAINED,
     LayerPlan,
     Planned,
-    Reads,
     greedy_row,
     lockstep_row,
     rounds_row,
 )
 from syncpretrain.schedule.schedule import Schedule
-from syncpretrain.settings import PretrainSettings, settings_from
+from syncpretrain.settings import settings_from
 from syncpretrain.settings.fields import PretrainFields
 
 LAYERS = (16, 12, 8, 6, 4)
@@ -63,9 +59,7 @@ def test_a_replay_of_its_reads_gives_the_same_weights(bits, name):
 @EACH
 def test_the_planner_tries_those_that_name_a_candidate(name):
     kind = SCHEDULES[name]
-    timing = LayerTimings(
-        step=1.0, products=0.5, sharded={}, transform={1: 0.0, 2: 0.0}, validation=0.0
-    )
+    timing = LayerTimings(1.0, 0.5, {}, transform={1: 0.0, 2: 0.0}, validation=0.0)
     settings = settings_from(LAYERS, epochs=2).pretrain
     found = candidates(Task(settings, 100, 0), Timings((timing,) * 4, 2, 1))
     tried = {candidate.options["schedule"] for candidate in found}
@@ -92,14 +86,12 @@ def test_what_a_kind_lacks_is_refused(name):
 group_sizes = st.integers(1, 6)
 
 
-def in_rounds(
-    plans: Sequence[LayerPlan], group_size: int, slots: int, *, drain: bool = True
-) -> Schedule:
+def in_rounds(plans, group_size, slots, *, drain=True):
     rule = partial(rounds_row, group_size=group_size, drain=drain)
     return Schedule(plans, Planned(plans, rule, group_size=group_size), slots=slots)
 
 
-def rounds_reads(plans: Sequence[LayerPlan], *, group_size: int, drain: bool = True) -> Reads:
+def rounds_reads(plans, *, group_size, drain=True):
     return planned_reads(plans, partial(rounds_row, group_size=group_size, drain=drain))
 
 
@@ -152,7 +144,7 @@ def test_a_round_begins_when_the_one_before_has_ended(plans, group_size, drain, 
     assert schedule.reads == rounds_reads(plans, group_size=group_size, drain=drain)
 
 
-def settings_of(**given) -> PretrainSettings:
+def settings_of(**given):
     return settings_from(LAYERS, **given).pretrain
 
 

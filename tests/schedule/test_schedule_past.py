@@ -1,9 +1,6 @@
 """A schedule goes on from its past wherever it was stopped, and a run keeps what that needs."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import strategies as st
@@ -26,9 +23,8 @@ from syncpretrain.backends.base import Backend
 from syncpretrain.errors import ScheduleError
 from syncpretrain.pretraining.driver import TrainedLayers
 from syncpretrain.schedule.kinds import LayerPlan, greedy_row, lockstep_row
-from syncpretrain.schedule.schedule import Command, Past, Release, Schedule, Train
+from syncpretrain.schedule.schedule import Release, Schedule
 from syncpretrain.settings import settings_from
-from syncpretrain.workers.state import PretrainState
 
 RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
 
@@ -36,7 +32,7 @@ RULES = {lockstep: lockstep_row, greedy: greedy_row, rounds: in_pairs}
 class Interrupted(Play):
     """A run that goes on from its past."""
 
-    def interrupt(self, past: Past) -> None:
+    def interrupt(self, past):
         """Leave what a resumed run has: the versions held, some made by epochs that were begun."""
         for i, versions in enumerate(past.held, start=1):
             assert set(self.memory.published[i]) == set(versions), "all else was forgotten"
@@ -82,7 +78,7 @@ def test_with_the_same_slots_only_begun_epochs_are_issued(plans, pace, last, slo
     assert resumed.past == schedule.past
 
 
-def layer_of(command: Train) -> int:
+def layer_of(command):
     return command.layer
 
 
@@ -95,11 +91,11 @@ def test_the_past_of_other_layers_is_refused():
 class Snapshot:
     """Stands for a version's parameters, wherever they are."""
 
-    def to(self, device: object) -> Snapshot:
+    def to(self, device):
         return self
 
 
-def retained(past: Past) -> set[tuple[int, int]]:
+def retained(past):
     """The versions held, and those that their activations were made through."""
     kept = set()
     for number, versions in enumerate(past.held, start=1):
@@ -115,27 +111,25 @@ def retained(past: Past) -> set[tuple[int, int]]:
     pace=st.sampled_from([lockstep, greedy, rounds, free]),
     interruptions=st.floats(0, 0.5),
 )
-def test_a_run_keeps_the_versions_held_and_those_below_them(
-    plans, pace, slots, interruptions, seed
-):
+def test_a_run_keeps_the_versions_held_and_those_below(plans, pace, slots, interruptions, seed):
     rng = random.Random(seed)
     pretrain = settings_from([4] * (len(plans) + 1)).pretrain
     schedule = Schedule(plans, pace(plans), slots=slots)
     trained, running = TrainedLayers(pretrain, Backend(), list), {}
 
-    def execute(commands: Sequence[Command]) -> None:
+    def execute(commands):
         for command in commands:
             if isinstance(command, Release):
                 trained.release(command)
             else:
                 running[command.layer] = command
 
-    def cut() -> PretrainState:
+    def cut():
         return trained.state(schedule.past, [])
 
     execute(schedule.begin())
     while running:
-        command: Train = running.pop(rng.choice(sorted(running)))
+        command = running.pop(rng.choice(sorted(running)))
         trained.publish(command, Snapshot())
         execute(schedule.finished(command.layer))
         assert list(cut().snapshots) == sorted(retained(schedule.past))

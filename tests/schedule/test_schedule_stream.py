@@ -1,7 +1,5 @@
 """The streamed schedule: order, rings, delays, the end."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -15,7 +13,7 @@ from syncpretrain.schedule.stream import Block, StreamPlan, StreamSchedule
 stacks = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=5)
 
 
-def plans_of(stack: list[tuple[int, int]]) -> list[StreamPlan]:
+def plans_of(stack):
     plans, delay = [], 0
     for i, (more, steps) in enumerate(stack):
         delay += more if i else 0
@@ -23,13 +21,13 @@ def plans_of(stack: list[tuple[int, int]]) -> list[StreamPlan]:
     return plans
 
 
-def play(schedule, plans, *, workers: int, ring: int, seed: int, stops=()):
+def play(schedule, plans, *, workers, ring, seed, stops=()):
     """Process blocks that end in random order; return what each layer processed.
 
     A layer with one of the ``stops`` has learned enough after so many steps.
     """
     rng, running, longest = random.Random(seed), [], list(schedule.ends)
-    processed: list[list[int]] = [[] for _ in plans]
+    processed = [[] for _ in plans]
     position = list(schedule.positions)
     while not schedule.is_finished:
         while len(running) < workers and (block := schedule.take()) is not None:
@@ -51,9 +49,7 @@ def play(schedule, plans, *, workers: int, ring: int, seed: int, stops=()):
 
 
 @given(stacks, st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers())
-def test_every_layer_processes_its_part_of_the_stream_once_in_order(
-    stack, ring, block, workers, seed
-):
+def test_every_layer_processes_its_part_once_in_order(stack, ring, block, workers, seed):
     plans = plans_of(stack)
     schedule = StreamSchedule(plans, ring=ring, block=block)
     processed = play(schedule, plans, workers=workers, ring=ring, seed=seed)
@@ -87,7 +83,7 @@ def test_layers_that_stop_early_hold_nobody_up_and_lose_nothing(stack, ring, blo
     assert all(schedule.positions[i] >= max(needed[i:]) for i in range(len(plans)))
 
 
-def cuts(delay: int, end: int, *, block: int, steps: int) -> list[int]:
+def cuts(delay, end, *, block, steps):
     """Return where the blocks of a layer end, by definition: those of its epochs, and of passes."""
     found, begun = [], 0
     for number in range(delay + 1, end + 1):
@@ -107,16 +103,14 @@ def cuts(delay: int, end: int, *, block: int, steps: int) -> list[int]:
     st.integers(1, 6),
     st.integers(),
 )
-def test_whole_blocks_end_where_they_are_to_whatever_the_timing(
-    stack, steps, block, more, workers, seed
-):
+def test_whole_blocks_end_as_defined_whatever_the_timing(stack, steps, block, more, workers, seed):
     plans = plans_of([(delay, epochs * steps) for delay, epochs in stack])
     ring = 2 * block - 1 + more
     schedule = StreamSchedule(plans, ring=ring, block=block, steps=steps)
-    taken: dict[int, list[Block]] = {}
+    taken = {}
     take = schedule.take
 
-    def taking() -> Block | None:
+    def taking():
         found = take()
         if found is not None:
             taken.setdefault(found.layer - 1, []).append(found)

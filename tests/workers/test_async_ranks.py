@@ -3,11 +3,11 @@
 Nothing is torn or lost, and every failure is told.
 """
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,15 +35,22 @@ from syncpretrain.workers.ranks.replicas import (
 )
 
 
-@pytest.mark.parametrize("handoff", ["epoch", "minibatch"])
-@pytest.mark.parametrize("servers", [1, 2])
-def test_one_replica_is_the_same_as_in_one_thread(bits, handoff, servers):
-    own = {"layers": (16, 10, 6), "schedule": "async", "handoff": handoff, "epochs": 2, "seed": 3}
-    alone = pretrain(bits, runtime="serial", warn=False, **own)
-    with local_ranks(3):
-        own |= {"runtime": "mpi", "exchange": "windows", "servers": servers, "warn": False}
-        stack = pretrain(bits, **own)
-        pretrain(bits, replicas=3, **own)
+@pytest.mark.parametrize(
+    ("own", "ranks", "on_ranks"),
+    [
+        *(
+            ({"handoff": handoff}, 3, {"exchange": "windows", "servers": servers})
+            for handoff, servers in product(("epoch", "minibatch"), (1, 2))
+        ),
+        *(({"momentum": "0", "delay_compensation": x}, 4, {"servers": 3}) for x in (0.0, 0.5)),
+    ],
+)
+def test_one_replica_is_the_same_as_in_one_thread(bits, own, ranks, on_ranks):
+    own |= {"layers": (16, 10, 6), "schedule": "async", "epochs": 2, "seed": 3, "warn": False}
+    alone = pretrain(bits, runtime="serial", **own)
+    with local_ranks(ranks):
+        stack = pretrain(bits, runtime="mpi", **own, **on_ranks)
+        pretrain(bits, runtime="mpi", replicas=3, **own, **on_ranks)
     assert stack.parameters_sha256 == alone.parameters_sha256
 
 
@@ -70,16 +77,6 @@ def test_a_lost_rank_ends_the_run(exchange):
         with pytest.raises(WorkerError, match=told), run.fleet as fleet:
             fleet.train(tasks_of(1, 0, 10_000, 1), never, each)
         assert ranks.own.broken, "the others are not left waiting"
-
-
-@pytest.mark.parametrize("compensation", [0.0, 0.5])
-def test_servers_on_ranks_have_the_bits_of_one(bits, compensation):
-    own = {"layers": (16, 10, 6), "schedule": "async", "epochs": 2, "seed": 3, "momentum": "0"}
-    own |= {"delay_compensation": compensation, "warn": False}
-    alone = pretrain(bits, runtime="serial", **own)
-    with local_ranks(4):
-        stack = pretrain(bits, runtime="mpi", servers=3, **own)
-    assert stack.parameters_sha256 == alone.parameters_sha256
 
 
 @pytest.mark.parametrize("steps", [1, STEPS])  # found out when all is done, and before
@@ -118,9 +115,8 @@ class Memory:
 
 
 def parameters(memory, rules):
-    return ParameterWindows(
-        memory, WindowPlaces("w", "clock", (WindowSlice(0, 0, slice(4)),), rules)
-    )
+    slices = (WindowSlice(0, 0, slice(4)),)
+    return ParameterWindows(memory, WindowPlaces("w", "clock", slices, rules))
 
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=30))
@@ -243,15 +239,8 @@ def test_what_windows_cannot_do_is_refused(own, told):
         settings_from((16, 8), exchange="windows", **own)
 
 
-class Library(MPIEngine):
-    library = ""
-
-    def __init__(self, library, are_all_near):
-        self.library, self._are_all_near = library, are_all_near
-
-
 @pytest.mark.parametrize(
-    ("library", "are_all_near", "fabrics", "lacks"),
+    ("library", "near", "fabrics", "lacks"),
     [
         ("MPICH Version: 5.0.2", False, "ofi", False),
         ("Open MPI v5.0.11", False, "ofi", False),
@@ -260,11 +249,9 @@ class Library(MPIEngine):
         ("Intel(R) MPI Library 2021.18", True, "ofi", True),
     ],
 )
-def test_intel_mpi_has_windows_where_ranks_share_memory(
-    monkeypatch, library, are_all_near, fabrics, lacks
-):
+def test_intel_mpi_has_windows_where_ranks_share_memory(monkeypatch, library, near, fabrics, lacks):
     monkeypatch.setenv("I_MPI_FABRICS", fabrics)
-    found = Library(library, are_all_near).windows_unreliable_on()
+    found = MPIEngine.windows_unreliable_on(SimpleNamespace(library=library, _are_all_near=near))
     assert found == (f"{library} where ranks share no memory" if lacks else None)
 
 

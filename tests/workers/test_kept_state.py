@@ -1,9 +1,5 @@
 """The newest state of a layer survives whoever writes it, killed at any moment."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,13 +12,13 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def kept() -> Iterator[KeptStates]:
+def kept():
     states = KeptStates.create()
     yield states
     states.close()
 
 
-def state(number: int) -> dict[str, object]:
+def state(number):
     """Return large arrays of several kinds, an empty one, and something that is none."""
     draws = np.random.default_rng(number)
     return {
@@ -35,7 +31,7 @@ def state(number: int) -> dict[str, object]:
     }
 
 
-def same(found: dict[str, object], wanted: dict[str, object]) -> bool:
+def same(found, wanted):
     return all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 
@@ -64,7 +60,7 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, wri
     """Before and in the middle of each block, and before the last mark."""
     write, mark, left = module.write_array, module._mark, [0]
 
-    def due() -> bool:
+    def due():
         left[0] -= 1
         return left[0] < 0
 
@@ -97,8 +93,8 @@ def test_a_kill_at_any_moment_leaves_the_last_whole_state(kept, monkeypatch, wri
 
 
 def test_without_memory_the_state_is_lost_and_no_process_is_replaced(kept, monkeypatch):
-    messages: list[str] = []
-    restarts = Restarts(3, messages.append)
+    told = []
+    restarts = Restarts(3, told.append)
     replacement = Replacement(restarts)
     replacement.open(1)
     keeping = Keeping(replacement.kept(1))
@@ -116,9 +112,7 @@ def test_without_memory_the_state_is_lost_and_no_process_is_replaced(kept, monke
     assert not keeping.is_due
     assert not replacement.takes(1, OSError("second"))
     restarts.report_all()
-    assert messages == [
-        "warning: first; a new process goes on from its last state (restart 1 of 3)"
-    ]
+    assert told == ["warning: first; a new process goes on from its last state (restart 1 of 3)"]
     assert restarts.take() == "restart 2 of 3", "the one that was refused is left"
     replacement.close()
 
@@ -127,12 +121,11 @@ def test_a_layer_that_comes_no_further_is_not_replaced_for_ever():
     restarts = Restarts(10)
     replacement = Replacement(restarts)
     replacement.open(2)
-    takes = [replacement.takes(1, OSError()) for _ in range(4)]
-    assert takes == [True, True, True, False]
+    takes = [True, True, True, False]
+    assert [replacement.takes(1, OSError()) for _ in takes] == takes
     assert replacement.takes(2, OSError()), "another layer"
     replacement.kept(1).write(state(1))
-    takes = [replacement.takes(1, OSError()) for _ in range(4)]
-    assert takes == [True, True, True, False]
+    assert [replacement.takes(1, OSError()) for _ in takes] == takes
     replacement.close()
 
 

@@ -1,7 +1,5 @@
 """The conversation with a worker is the same wherever it is; a new place is tested by one line."""
 
-from __future__ import annotations
-
 import os
 import signal
 from multiprocessing import connection

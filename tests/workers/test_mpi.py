@@ -3,8 +3,6 @@
 Streamed layers answer a block before its last minibatch is done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing as mp
@@ -191,24 +189,6 @@ def test_a_failure_of_a_layer_that_only_forwards_is_reported(bits, monkeypatch):
         ahead(bits).run()
 
 
-class Ranks:
-    """Ranks that are sent orders, and answer what they were given."""
-
-    def __init__(self):
-        self.groups, self.sent = {2: (7,)}, []
-        peers = SimpleNamespace(name="rank {}".format, offset=lambda rank: 0.0)
-        self.transport = SimpleNamespace(peers=peers)
-
-    def listen(self, name, handler, number):
-        pass
-
-    def send(self, layer, name, thing):
-        self.sent.append(thing)
-
-    def lost(self, layer):
-        return None
-
-
 def raised():
     error = ValueError("out of luck")
     error.__cause__ = RemoteTraceback("where")
@@ -217,8 +197,11 @@ def raised():
 
 @pytest.fixture
 def remote():
-    """Return a layer, its link, and the ranks at its end."""
-    ranks = Ranks()
+    ranks = SimpleNamespace(groups={2: (7,)}, sent=[], lost=lambda layer: None)
+    peers = SimpleNamespace(name="rank {}".format, offset=lambda rank: 0.0)
+    ranks.transport = SimpleNamespace(peers=peers)
+    ranks.listen = lambda name, handler, number: None
+    ranks.send = lambda layer, name, thing: ranks.sent.append(thing)
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=70), 7, None, Timeouts(stall=WAIT, tick=0.0))
     link = RankLink(2, ranks)
     place = SimpleNamespace(progress=np.zeros(3), stop=lambda: None, replace=lambda *death: None)
@@ -358,8 +341,5 @@ def test_whatever_is_sent_arrives(rows):
 
 
 def test_what_is_no_array_is_sent_as_it_is():
-    class Sparse:
-        pass
-
-    own = Sparse()
+    own = object()
     assert to_send((own,)) == (own,)

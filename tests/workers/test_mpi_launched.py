@@ -3,8 +3,6 @@
 Also on several hosts, which are network namespaces, and with parameters behind windows.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -32,8 +30,7 @@ ASYNC = ("--layers", "16,12,8", "--schedule", "async")
 WINDOWS = ("--exchange", "windows")
 
 
-def lacking() -> str | None:
-    """Return what emulated hosts lack here."""
+def lacking():
     spec = importlib.util.spec_from_file_location("emulated_hosts", EMULATED_HOSTS)
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
@@ -51,7 +48,7 @@ def data(bits, tmp_path, monkeypatch):
     monkeypatch.setenv("OMPI_MCA_osc", "^ucx")  # which reports that it is not there
 
 
-def nobody_is_left(ranks) -> bool:
+def nobody_is_left(ranks):
     _, alive = psutil.wait_procs(list(ranks.values()), timeout=30)
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
@@ -69,9 +66,7 @@ def nobody_is_left(ranks) -> bool:
         pytest.param(4, 2, STREAM, (), marks=needs_hosts),
     ],
 )
-def test_train_has_the_bits_of_one_thread_and_only_rank_0_prints(
-    call, ranks, hosts, options, on_ranks
-):
+def test_bits_are_those_of_one_thread_and_only_rank_0_prints(call, ranks, hosts, options, on_ranks):
     command, own = [*TRAIN, "--epochs", 2, *options, "--json"], ("--runtime", "mpi", *on_ranks)
     status, out, err = finished(start(ranks, *command, *own, "--out", "there", hosts=hosts))
     assert (status, err) == (0, ""), "and MPI has nothing to warn of"

@@ -1,7 +1,5 @@
 """Layers on groups of ranks: collective operations, where layers go, and the bits of one thread."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -56,7 +54,6 @@ def groups(size, **options):
 
 
 def on_each(own, work):
-    """Return what each rank of a group returns, or raises."""
     with ThreadPoolExecutor(len(own)) as pool:
         calls = [pool.submit(work, group) for group in own]
         return [call.exception(WAIT) or call.result() for call in calls]
@@ -64,7 +61,6 @@ def on_each(own, work):
 
 @pytest.fixture(scope="module")
 def oracle(bits):
-    """Return the parameters of each variant, trained in turns."""
     return {
         name: run(bits, runtime="serial", **options).run().parameters_sha256
         for name, options in VARIANTS.items()

@@ -1,14 +1,14 @@
 """Activations that ranks send instead of parameters: where, the same bits, failures told."""
 
-from __future__ import annotations
-
 import numpy as np
+import pretrainingkinds
 import pytest
 from localranks import local_ranks
+from moments import At
 from scipy import sparse
 
 from syncpretrain import pretrain
-from syncpretrain.cluster.transport import Transport
+from syncpretrain.cluster.transport import Transport, last_beat
 from syncpretrain.errors import ScheduleError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.models.layer import DenseLayer
@@ -21,9 +21,7 @@ from syncpretrain.workers.state import EPOCHS_STATE
 
 LAYERS = (16, 12, 8, 5)
 VARIANTS = {
-    "plain": {"epochs": 4},
-    "uneven": {"epochs": (2, 5, 3), "refresh_epochs": (0, 2, 3)},
-    "greedy": {"epochs": 3, "schedule": "greedy", "blas_threads": 1},
+    **pretrainingkinds.VARIANTS,
     "shared": {"epochs": 3, "replicas": (2, 1, 2)},
     "rounds": {"epochs": 2, "schedule": "rounds", "group_size": 2},
     "denoising": {"model": "denoising", "tied": False},
@@ -164,15 +162,9 @@ def test_an_error_as_a_version_is_handed_up_is_told(bits, monkeypatch):
 
 @pytest.mark.usefixtures("always")
 def test_the_loss_of_the_rank_below_ends_the_run(bits):
-    from syncpretrain.cluster.transport import last_beat
-
     with local_ranks(4) as ranks:
         peers = ranks.own.transport.peers
-
-        def lose(event):
-            if isinstance(event, EpochFinished) and event.layer == 1:
-                peers.record(1, last_beat(peers.beats[1]))
-
+        lose = At(EpochFinished, lambda: peers.record(1, last_beat(peers.beats[1])), layer=1)
         with pytest.raises(WorkerError, match=r"^layer 1 failed .*: rank 1 on .* has left$"):
             run(bits, observers=[lose], epochs=5000).run()
 

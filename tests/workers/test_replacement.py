@@ -1,21 +1,18 @@
 """A layer's process that is killed is replaced: the bits of an undisturbed run, nothing left."""
 
-from __future__ import annotations
-
 import re
 import signal
 from functools import partial
 from itertools import product
-from typing import Any
 
-import numpy as np
 import pytest
 from killings import killed_streamed_layer, killed_worker
 from layerprocesses import workers
+from moments import At
 from trialruns import notices_of, settings_on
 
 from syncpretrain.errors import RunInterrupted, WorkerError
-from syncpretrain.events import EpochFinished, EpochStarted, Event
+from syncpretrain.events import EpochFinished, EpochStarted
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import streamed as streaming
 from syncpretrain.pretraining.driver import driver_for
@@ -35,26 +32,24 @@ STEPS = 10  # minibatches of an epoch
 class Run:
     """A run with processes, some of which kill themselves, and the same run in one thread."""
 
-    def __init__(self, bits: np.ndarray, handoff: str, restarts: int = 9, **options: Any) -> None:
+    def __init__(self, bits, handoff, restarts=9, **options):
         usual = {"epochs": 3, "batch_size": 20, "seed": 3, "handoff": handoff, "workers": 3}
         self.options = usual | {"runtime": "processes"} | options
         self.bits = bits
-        self.messages: list[str] = []
+        self.messages = []
         self.restarts = Restarts(restarts, self.messages.append)
 
-    def driver(self, observers: Any = (), **other: Any) -> Any:
+    def driver(self, observers=(), **other):
         settings = settings_from(LAYERS, **(self.options | other)).pretrain
         restarts = self.restarts if settings.runtime == "processes" else None
         own = {"observers": observers, "restarts": restarts}
         return driver_for(settings, self.bits, self.bits[:50], **own)
 
-    def sha256(self, **options: Any) -> str:
-        found: str = self.driver(**options).run().parameters_sha256
-        return found
+    def sha256(self, **options):
+        return self.driver(**options).run().parameters_sha256
 
     @property
-    def replaced(self) -> list[int]:
-        """The layer of every message of a replacement."""
+    def replaced(self):
         pattern = (
             r"warning: layer (\d) failed (?:in epoch \d+|after epoch \d+|before its first epoch):"
             r" its process \d+ was killed by SIGKILL; a new process goes on from its last state"
@@ -66,7 +61,7 @@ class Run:
         return sorted(int(x[1]) for x in found if x)
 
 
-def arrange(monkeypatch: Any, folder: Any, kills: Any, pause: float = 0.0) -> None:
+def arrange(monkeypatch, folder, kills, pause=0.0):
     """Have processes that start from now on kill themselves; see ``killings``."""
     given = (folder, frozenset(kills), pause)
     monkeypatch.setattr(building, "build_worker", partial(killed_worker, *given))
@@ -130,8 +125,8 @@ def test_so_they_are_with_everything_that_a_layer_remembers(
 
 @BOTH
 def test_a_layer_that_was_taken_back_is_told_of_once(bits, monkeypatch, tmp_path, handoff):
-    def warnings(**options: Any) -> list[str]:
-        events: list[Event] = []
+    def warnings(**options):
+        events = []
         run.driver([events.append], **options).run()
         return sorted(notices_of(events))
 
@@ -156,20 +151,10 @@ def test_a_streamed_layer_reads_again_what_it_read(bits, monkeypatch, tmp_path, 
     assert len(run.replaced) == 6
 
 
-class KillWhen:
-    """Kill the processes of some layers at the first events of some kinds."""
-
-    def __init__(self, *moments: tuple[type[Event], int, int, int]) -> None:
-        self.left = list(moments)  # kind, layer and epoch, and the layer to be killed
-
-    def __call__(self, event: Event) -> None:
-        for moment in list(self.left):
-            kind, layer, epoch, killed = moment
-            if isinstance(event, kind) and (event.layer, event.epoch) == (layer, epoch):
-                self.left.remove(moment)
-                child = workers()[killed]
-                child.send_signal(signal.SIGSTOP)  # so that it cannot be done before
-                child.kill()
+def kill(layer):
+    child = workers()[layer]
+    child.send_signal(signal.SIGSTOP)  # so that it cannot be done before
+    child.kill()
 
 
 @BOTH
@@ -178,27 +163,26 @@ def test_so_are_processes_that_have_nothing_to_do_or_are_done(bits, handoff):
     run = Run(bits, handoff, epochs=(2, 60, 60), **({"delay": 1} if handoff == "minibatch" else {}))
     run.options["workers"] = 2
     wanted = run.sha256(runtime="serial")
-    kills = KillWhen((EpochStarted, 1, 1, 3), (EpochFinished, 2, 9, 1), (EpochFinished, 3, 8, 2))
-    assert run.sha256(observers=[kills]) == wanted
-    assert not kills.left
+    kills = [
+        At(EpochStarted, partial(kill, 3), layer=1, epoch=1),
+        At(EpochFinished, partial(kill, 1), layer=2, epoch=9),
+        At(EpochFinished, partial(kill, 2), layer=3, epoch=8),
+    ]
+    assert run.sha256(observers=kills) == wanted
+    assert all(at.since for at in kills)
     assert set(run.replaced) <= {1, 2, 3}
     assert 3 in run.replaced, "what dies after the last minibatch need not be replaced"
 
 
 @BOTH
-def test_a_run_that_lost_processes_is_resumed_to_the_same_bits(
-    bits, monkeypatch, tmp_path, handoff
-):
+def test_a_run_that_lost_processes_resumes_to_the_same_bits(bits, monkeypatch, tmp_path, handoff):
     run = Run(bits, handoff, epochs=40)
     wanted = run.sha256(runtime="serial")
-    states: list[Any] = []
+    states = []
 
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochFinished) and (event.layer, event.epoch) == (2, 12):
-            signal.raise_signal(signal.SIGINT)
-
+    interrupt = At(EpochFinished, partial(signal.raise_signal, signal.SIGINT), layer=2, epoch=12)
     arrange(monkeypatch, tmp_path, [(2, "step", 37), (1, "step", 55), (3, "kept", 30)])
-    stopped = run.driver([observe])
+    stopped = run.driver([interrupt])
     stopped.save = lambda state, *, done, final: states.append(state()) if final else None
     with pytest.raises(RunInterrupted):
         stopped.run()
@@ -215,18 +199,12 @@ def test_a_run_that_lost_processes_is_resumed_to_the_same_bits(
 class TestRuns:
     """What follows where a process cannot be replaced."""
 
-    def train(self, tmp_path: Any, bits: Any, handoff: str, restarts: int) -> list[str]:
+    def train(self, tmp_path, bits, handoff, restarts):
         """Train in a folder; return the warnings."""
-        settings = settings_on(
-            tmp_path,
-            bits,
-            LAYERS,
-            runtime="processes",
-            handoff=handoff,
-            finetune={"objective": "none"},
-            run={"checkpoint_every": "1", "max_restarts": restarts},
-        )
-        events: list[Event] = []
+        own = {"runtime": "processes", "handoff": handoff, "finetune": {"objective": "none"}}
+        own |= {"run": {"checkpoint_every": "1", "max_restarts": restarts}}
+        settings = settings_on(tmp_path, bits, LAYERS, **own)
+        events = []
         try:
             self.report = train_run(settings, out=tmp_path / "run", observers=[events.append])
         finally:
@@ -234,9 +212,7 @@ class TestRuns:
         return self.warnings
 
     @BOTH
-    def test_a_process_that_dies_at_every_start_ends_the_run(
-        self, bits, monkeypatch, tmp_path, handoff
-    ):
+    def test_one_that_dies_at_every_start_ends_the_run(self, bits, monkeypatch, tmp_path, handoff):
         (tmp_path / "always").touch()
         arrange(monkeypatch, tmp_path, [(2, "start", 1)])
         died = (

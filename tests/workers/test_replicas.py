@@ -1,30 +1,25 @@
 """Several workers in one layer: the bits depend on the shards alone."""
 
-from __future__ import annotations
-
 import pytest
 from trialruns import library_threads
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.schedule.kinds import LayerPlan, Planned, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule
+from syncpretrain.workers.threads import ThreadsRuntime
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
 
 
-@pytest.fixture(scope="module")
-def train(bits):
-    def run(**settings):
-        return pretrain(bits, **({"layers": LAYERS, "batch_size": 30, "epochs": 2} | settings))
-
-    return run
+def train(bits, **settings):
+    return pretrain(bits, **({"layers": LAYERS, "batch_size": 30, "epochs": 2} | settings))
 
 
 @pytest.mark.parametrize("split", ["units", "examples"])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_fine_tuning_gives_the_same_bits_with_any_number_of_workers(train, bits, split, dropout):
-    stack = train(epochs=1)
+def test_fine_tuning_gives_the_same_bits_with_any_number_of_workers(bits, split, dropout):
+    stack = train(bits, epochs=1)
     settings = {"batch_size": 30, "epochs": 2, "shards": 4, "split": split, "dropout": dropout}
     tuned = [finetune(stack, bits, replicas=replicas, **settings) for replicas in (1, 2, 3, 4)]
     assert len({one.parameters_sha256 for one in tuned}) == 1
@@ -56,19 +51,16 @@ def test_greedy_layers_take_turns_with_all_workers():
     assert schedule.workers_per_layer(4, (4, 2)) == {}
 
 
-def test_members_are_given_and_taken_while_a_run_goes_on(train, monkeypatch):
+def test_members_are_given_and_taken_while_a_run_goes_on(bits, monkeypatch):
     """The lowest layer has both workers until layer 2 wakes, and the top one at its end."""
-    from syncpretrain.workers.threads import ThreadsRuntime
-
-    given: list[tuple[int, int]] = []
-    set_workers = ThreadsRuntime.set_workers
+    given, set_workers = [], ThreadsRuntime.set_workers
 
     def note(self, layer, workers):
         given.append((layer, workers))
         set_workers(self, layer, workers)
 
     monkeypatch.setattr(ThreadsRuntime, "set_workers", note)
-    train(split="units", replicas=2, workers=2)
+    train(bits, split="units", replicas=2, workers=2)
     assert given[0] == (1, 2)
     assert (1, 1) in given
     assert given[-1] == (3, 2)

@@ -1,20 +1,14 @@
 """A layer that diverges goes back to its last epoch, with half its learning rate, three times."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from disturbedsteps import before_steps
+from moments import told_by
 from onelayer import layer_settings
-from trialruns import notices_of
 
-from syncpretrain import Stack, pretrain
+from syncpretrain import pretrain
 from syncpretrain.errors import DivergedError
-from syncpretrain.events import Event
 from syncpretrain.learners.autoencoder import Autoencoder
-from syncpretrain.learners.base import Learner
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
@@ -25,48 +19,36 @@ from syncpretrain.workers.epochs import Failed, Finished
 from syncpretrain.workers.versions import Versions
 from syncpretrain.workers.worker import LayerInTraining, LayerWorker
 
-LAYERS = (16, 12, 8)
+RUN = {"layers": (16, 12, 8), "epochs": 3, "batch_size": 20}
 RUNTIMES = ["serial", "threads"]
 BOTH = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
-@pytest.fixture
-def too_fast(monkeypatch) -> Callable[[float], None]:
-    """From epoch 2 on, any learning rate above a limit makes layer 2 diverge."""
+def too_fast(monkeypatch, limit):
+    """Have any learning rate above a limit make layer 2 diverge, from epoch 2 on."""
 
-    def install(limit: float) -> None:
-        def overflow(rbm: Learner, epoch: int, step: int) -> None:
-            if rbm.layer == 2 and (epoch, step) >= (2, 3) and rbm.learning_rate > limit:
-                rbm.weight.fill(np.inf)
+    def overflow(rbm, epoch, step):
+        if rbm.layer == 2 and (epoch, step) >= (2, 3) and rbm.learning_rate > limit:
+            rbm.weight.fill(np.inf)
 
-        before_steps(monkeypatch, overflow)
-
-    return install
+    before_steps(monkeypatch, overflow)
 
 
-def run(bits: np.ndarray, runtime: str) -> tuple[Stack, list[str]]:
-    seen: list[Event] = []
-    stack = pretrain(
-        bits, layers=LAYERS, epochs=3, batch_size=20, runtime=runtime, observers=[seen.append]
-    )
-    return stack, notices_of(seen)
+def run(bits, runtime):
+    return told_by(pretrain, bits, **RUN, runtime=runtime)
 
 
-@pytest.mark.parametrize(
-    ("limit", "rates"), [(0.06, ["0.05"]), (0.02, ["0.05", "0.025", "0.0125"])]
-)
-def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit, rates):
+@pytest.mark.parametrize(("limit", "told"), [(0.06, ["0.05"]), (0.02, ["0.05", "0.025", "0.0125"])])
+def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, monkeypatch, limit, told):
     undisturbed, silence = run(bits, "serial")
     assert silence == []
-    too_fast(limit)
+    too_fast(monkeypatch, limit)
     found = [run(bits, runtime) for runtime in RUNTIMES]
     for stack, notices in found:
-        assert len(notices) == len(rates)
-        for notice, rate in zip(notices, rates, strict=True):
-            assert notice.startswith("warning: layer 2 diverged in epoch 2: ")
-            assert notice.endswith(
-                f"Back to the end of epoch 1, with half the learning rate, {rate}"
-            )
+        assert len(notices) == len(told)
+        for text, rate in zip(notices, told, strict=True):
+            assert text.startswith("warning: layer 2 diverged in epoch 2: ")
+            assert text.endswith(f"Back to the end of epoch 1, with half the learning rate, {rate}")
         assert all(np.isfinite(a).all() for layer in stack.layers for _, a in layer.parameters())
         assert stack.info["epochs"] == [3, 3]
         np.testing.assert_array_equal(stack.layers[0].weight, undisturbed.layers[0].weight)
@@ -75,9 +57,9 @@ def test_it_recovers_with_a_lower_rate_and_a_warning_each(bits, too_fast, limit,
 
 
 @BOTH
-def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
-    once = pretrain(bits, layers=LAYERS, epochs=[3, 1], refresh_epochs=0, batch_size=20)
-    too_fast(0.01)
+def test_the_fourth_time_is_the_last(bits, monkeypatch, runtime):
+    once = pretrain(bits, **RUN | {"epochs": [3, 1]}, refresh_epochs=0)
+    too_fast(monkeypatch, 0.01)
     with pytest.raises(DivergedError, match=r"layer 2 diverged in epoch 2.*rate of 0\.0125") as e:
         run(bits, runtime)
     stack = e.value.stack
@@ -90,14 +72,12 @@ def test_the_fourth_time_is_the_last(bits, too_fast, runtime):
 def test_a_layer_that_diverges_in_its_first_epoch_starts_anew(bits, monkeypatch, runtime):
     fallen = []
 
-    def overflow(rbm: Learner, epoch: int, step: int) -> None:
+    def overflow(rbm, epoch, step):
         if rbm.layer == 1 and (epoch, step) == (1, 5) and not fallen:
             fallen.append(True)
             rbm.weight.fill(np.nan)
 
-    halved = pretrain(
-        bits, layers=LAYERS, epochs=3, batch_size=20, learning_rate=[0.05, 0.1]
-    ).parameters_sha256
+    halved = pretrain(bits, **RUN, learning_rate=[0.05, 0.1]).parameters_sha256
     before_steps(monkeypatch, overflow)
     stack, notices = run(bits, runtime)
     assert stack.parameters_sha256 == halved, "as if the rate had been that from the start"
@@ -114,21 +94,21 @@ def test_a_rate_that_is_far_too_high_for_convolutions_is_told(images, model):
 USUAL = {"batch_size": 20, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9")}
 
 
-def rbm() -> Learner:
+def rbm():
     return RBM(1, 16, 8, layer_settings(**USUAL, persistent=True))
 
 
-def autoencoder() -> Learner:
+def autoencoder():
     return Autoencoder(1, 16, 8, layer_settings(**USUAL, tied=False, loss="cross-entropy"))
 
 
-def epoch(learner: Learner, X: np.ndarray, number: int) -> float:
+def epoch(learner, X, number):
     return train_epoch(
         learner, WholeStep(learner), X, epoch=number, stop=lambda: False, progress=lambda _: None
     )
 
 
-def layer_worker(learner: Learner, X: np.ndarray) -> LayerWorker:
+def layer_worker(learner, X):
     own = LayerInTraining(learner, WholeStep(learner))
     return LayerWorker(own, Versions(Split(X, X[:0]), (8,)))
 

@@ -1,7 +1,5 @@
 """One process a layer, by epochs and streamed: no death that is not reported, nothing left."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +15,14 @@ import numpy as np
 import pytest
 import sabotage
 from layerprocesses import ended, workers
+from moments import At
 from namedmemory import named_memory
 from stackcomparisons import sound
 from trialruns import pretrain_within
 
-from syncpretrain import Stack, pretrain
+from syncpretrain import pretrain
 from syncpretrain.errors import RunInterrupted, StalledError, WorkerError
-from syncpretrain.events import EpochFinished, EpochStarted, Event, Progress
+from syncpretrain.events import EpochFinished, EpochStarted, Progress
 from syncpretrain.parallel.timeouts import TIMEOUTS, Timeouts
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import streamed as streaming
@@ -39,7 +37,7 @@ from syncpretrain.workers.processes import ProcessesRuntime
 from syncpretrain.workers.ranks.placement import RankShares
 from syncpretrain.workers.streamed.remote import LentThreads, LinkedStream, RemoteLayer
 from syncpretrain.workers.versions import Versions
-from syncpretrain.workers.worker import EpochsRun, WorkerFactory
+from syncpretrain.workers.worker import EpochsRun
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
 LAYERS = (16, 12, 8, 5)
@@ -51,32 +49,21 @@ PROGRAM = {"capture_output": True, "text": True, "timeout": 60}
 DEATH_SECONDS = 8.0  # below what the end waits for processes that still run
 
 
-def run(bits: np.ndarray, **settings) -> Stack:
+def run(bits, **settings):
     return pretrain(bits, **(WANTED | settings))
 
 
-def run_within(times: Timeouts, bits: np.ndarray, **settings) -> Stack:
-    return pretrain_within(times, bits, **(WANTED | settings))
-
-
-def in_processes(worker_factories: Sequence[WorkerFactory], versions: Versions) -> ProcessesRuntime:
-    run = EpochsRun(
-        worker_factories=worker_factories,
-        versions=versions,
-        blas_threads=1,
-        stop=lambda: False,
-        times=TIMEOUTS,
-        restarts=None,
-        shares=RankShares(),
-        below=lambda command: (),
-    )
-    return ProcessesRuntime(run)
+def in_processes(worker_factories, versions):
+    own = {"worker_factories": worker_factories, "versions": versions, "blas_threads": 1}
+    own |= {"stop": lambda: False, "times": TIMEOUTS, "restarts": None}
+    own |= {"shares": RankShares(), "below": lambda command: ()}
+    return ProcessesRuntime(EpochsRun(**own))
 
 
 def test_progress_is_told_across_processes():
     shares = []
 
-    def observe(event: Event) -> None:
+    def observe(event):
         if isinstance(event, Progress):
             shares.append(event.fraction)
 
@@ -103,27 +90,21 @@ def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
 
 @HANDOFFS
 def test_a_process_killed_before_its_first_epoch(bits, new_interpreters, handoff):
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochStarted) and (event.layer, event.epoch) == (1, 1):
-            workers()[3].kill()
-
+    kill = At(EpochStarted, lambda: workers()[3].kill(), layer=1, epoch=1)
     delay = {"delay": 500} if handoff == "minibatch" else {}
     with pytest.raises(WorkerError, match=r"^layer 3 failed before its first epoch: its process"):
-        pretrain(
-            bits, **WANTED | {"observers": [observe], "epochs": 2000}, handoff=handoff, **delay
-        )
+        run(bits, observers=[kill], epochs=2000, handoff=handoff, **delay)
 
 
-def standing(bits: np.ndarray) -> tuple[ProcessesRuntime, Versions]:
+def standing(bits):
     settings = settings_from((16, 12, 8, 5), batch_size=20, epochs=2).pretrain
     versions = Versions(Split(bits, bits[:0]), (12, 8, 5))
     factories = building.build_worker_factories(settings, (), False, None, Timeouts(), None)
-    return in_processes(factories, versions), versions
+    return in_processes(factories, versions)
 
 
 def test_a_sleeping_process_uses_no_cpu(bits):
-    runtime, _ = standing(bits)
-    with runtime:
+    with standing(bits) as runtime:
         for epoch in (1, 2):
             runtime.submit(Train(1, epoch, 0, 0))
             assert runtime.wait(WAIT) is not None
@@ -145,9 +126,8 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
         return pair
 
     monkeypatch.setattr(processes.socket, "socketpair", socketpair)
-    runtime, _ = standing(bits)
     try:
-        with runtime:
+        with standing(bits) as runtime:
             workers()[2].kill()
             deadline = time.monotonic() + WAIT
             while (message := runtime.wait(0.05)) is None:
@@ -158,11 +138,8 @@ def test_a_death_is_seen_though_a_copy_of_its_socket_is_open(bits, monkeypatch):
             end.close()
 
 
-def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(
-    bits, new_interpreters
-):
-    runtime, _ = standing(bits)
-    with runtime:
+def test_the_end_waits_for_no_process_that_is_suspended_or_still_starts(bits, new_interpreters):
+    with standing(bits):
         children = workers()
         children[1].send_signal(signal.SIGSTOP)
         since = time.monotonic()
@@ -173,25 +150,21 @@ def test_the_end_does_not_wait_for_a_process_that_is_suspended_or_still_starts(
 def test_a_stuck_minibatch_holds_nobody_up(bits, monkeypatch):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
 
-    def observe(event: Event) -> None:
-        if isinstance(event, Progress) and event.layer == 1 and event.epoch == 2 and not asked:
-            asked.append(event)
-            signal.raise_signal(signal.SIGINT)
-
-    asked: list[Event] = []
+    interrupt = At(Progress, partial(signal.raise_signal, signal.SIGINT), layer=1, epoch=2)
     since = time.monotonic()
     with pytest.raises(RunInterrupted):
-        run_within(Timeouts(drain=0.2), bits, observers=[observe], layers=(16, 12))
+        settings = WANTED | {"layers": (16, 12), "observers": [interrupt]}
+        pretrain_within(Timeouts(drain=0.2), bits, **settings)
     assert time.monotonic() - since < WAIT
 
 
 def test_a_signal_at_the_very_start_ends_no_process(bits, new_interpreters):
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochStarted) and event.layer == 1 and event.epoch == 1:
-            for child in workers().values():
-                child.send_signal(signal.SIGINT)
-                child.send_signal(signal.SIGTERM)
+    def signal_all():
+        for child in workers().values():
+            child.send_signal(signal.SIGINT)
+            child.send_signal(signal.SIGTERM)
 
+    observe = At(EpochStarted, signal_all, layer=1, epoch=1)
     wanted = run(bits, runtime="serial").parameters_sha256
     assert run(bits, observers=[observe]).parameters_sha256 == wanted
 
@@ -206,7 +179,7 @@ stack = pretrain(X, layers=(16, 8, 4), epochs=EPOCHS, batch_size=20, runtime="pr
 """
 
 
-def script(epochs: int, handoff: str = "epoch") -> str:
+def script(epochs, handoff="epoch"):
     return SCRIPT.replace("EPOCHS", str(epochs)).replace("HANDOFF", handoff)
 
 
@@ -256,14 +229,10 @@ def test_the_processes_of_a_killed_parent_end_by_themselves(moment, handoff):
 
 def test_a_stall_is_told_with_the_stacks_of_all_processes(bits, monkeypatch, capfd):
     monkeypatch.setattr(building, "build_worker", partial(sabotage.build_worker, "stuck", 1))
-    times = Timeouts()
-
-    def hurry(event: Event) -> None:  # the processes may start as slowly as they like
-        if isinstance(event, EpochFinished) and event.layer == 2:
-            object.__setattr__(times, "stall", 0.7)
-
+    times = Timeouts()  # the processes may start as slowly as they like
+    hurry = At(EpochFinished, partial(object.__setattr__, times, "stall", 0.7), layer=2)
     with pytest.raises(StalledError, match=r"no minibatch was trained for 0\.7 s, by layer 1"):
-        run_within(times, bits, observers=[hurry])
+        pretrain_within(times, bits, **WANTED, observers=[hurry])
     written = capfd.readouterr().err
     assert "sabotage.py" in written, "where layer 1 is stuck"
     assert written.count("Current thread") + written.count("Thread 0x") >= 4
@@ -298,75 +267,49 @@ def test_a_lent_thread_comes_back_when_called_or_after_a_while():
     assert number[0] == 0
 
 
-def suspended(layer: int, then: Callable[[], None], stopped: list[int]):
+def suspended(layer, then):
     """Return an observer that suspends a layer's process in its second epoch, and does more."""
 
-    def observe(event: Event) -> None:
-        if isinstance(event, EpochStarted) and event.layer == layer and event.epoch > 1:
-            if stopped:
-                return
-            stopped.append(workers()[layer].pid)
-            workers()[layer].send_signal(signal.SIGSTOP)
-            then()
+    def act():
+        workers()[layer].send_signal(signal.SIGSTOP)
+        then()
 
-    return observe
+    return At(EpochStarted, act, layer=layer, epoch=2)
 
 
 def test_a_suspended_process_is_a_stall(bits, capfd):
-    stopped, times = [], Timeouts()
-
-    def hurry() -> None:  # the processes may start as slowly as they like
-        object.__setattr__(times, "stall", 0.7)
-
-    observers = [suspended(2, hurry, stopped)]
-    run = streamed(bits, observers=observers, epochs=LONG, workers=2, times=times)
+    times = Timeouts()  # the processes may start as slowly as they like
+    suspend = suspended(2, partial(object.__setattr__, times, "stall", 0.7))
+    run = streamed(bits, observers=[suspend], epochs=LONG, workers=2, times=times)
     with pytest.raises(StalledError, match=r"no minibatch was trained for|took more than 0.7 s"):
         run.run()
-    assert stopped
+    assert suspend.since
     told = capfd.readouterr().err
     assert re.search(r'workers/processes\.py", line \d+ in main', told), "where the others stand"
 
 
 @pytest.mark.parametrize("layer", [1, 3])
 def test_a_suspended_process_does_not_keep_a_signal_from_ending_the_run(bits, layer):
-    stopped, saved = [], []
-    interrupt = partial(signal.raise_signal, signal.SIGINT)
-    observers, times = [suspended(layer, interrupt, stopped)], Timeouts(drain=0.3)
-    run = streamed(bits, observers=observers, epochs=LONG, workers=3, times=times)
+    suspend, saved = suspended(layer, partial(signal.raise_signal, signal.SIGINT)), []
+    times = Timeouts(drain=0.3)
+    run = streamed(bits, observers=[suspend], epochs=LONG, workers=3, times=times)
     run.save = lambda state, *, done, final: saved.append(final)
     with pytest.raises(RunInterrupted) as caught:
         run.run()
-    assert stopped
+    assert suspend.since
     assert True not in saved, "no state without that of the suspended layer"
     sound(caught.value.stack, LAYERS)
 
 
-class Dead:
-    """A process that ended with an answer: an error."""
-
-    channel, has_ended, offset = object(), True, 0.0
-
-    def __init__(self, error: BaseException) -> None:
-        self.left = [Raised(error)]
-
-    def send(self, thing: object) -> None:
-        pass
-
-    def poll(self, seconds: float) -> bool:
-        return True
-
-    def receive(self) -> Raised | None:
-        return self.left.pop() if self.left else None
-
-    def ending(self) -> str:
-        return "its process 1 ended with status 1"
-
-
 def connected(error):
-    """Return a layer with a worker that ended with an error."""
+    """Return a layer whose process ended with an answer: an error."""
+    left, ending = [Raised(error)], "its process 1 ended with status 1"
+    dead = SimpleNamespace(channel=object(), has_ended=True, offset=0.0, ending=lambda: ending)
+    dead.receive = lambda: left.pop() if left else None
+    dead.send, dead.poll = lambda thing: None, lambda seconds: True
     layer = RemoteLayer(2, StreamPlan(skipped=0, steps=4), 4, None, Timeouts())
     place = SimpleNamespace(progress=np.zeros(3), stop=lambda: None)
-    layer.connect(Dead(error), LinkedStream(place, [layer], list, Timeouts()))
+    layer.connect(dead, LinkedStream(place, [layer], list, Timeouts()))
     return layer
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
@@ -18,7 +16,7 @@ from syncpretrain.workers.versions import Versions
 WIDTHS = (6, 5, 4, 3)
 
 
-def snapshot(layer: int, seed: int) -> DenseLayer:
+def snapshot(layer, seed):
     rng = np.random.default_rng([layer, seed])
     visible, hidden = WIDTHS[layer - 1 : layer + 1]
     shapes = ((visible, hidden), (hidden,), (visible,))
@@ -26,13 +24,13 @@ def snapshot(layer: int, seed: int) -> DenseLayer:
 
 
 @pytest.fixture
-def data() -> Split:
+def data():
     rng = np.random.default_rng(0)
     return Split(*(rng.random((n, WIDTHS[0])).astype(np.float32) for n in (30, 7)))
 
 
 @pytest.fixture
-def versions(data) -> Versions:
+def versions(data):
     return Versions(data, WIDTHS[1:])
 
 
@@ -137,7 +135,7 @@ def test_a_run_holds_at_most_three_activations_and_five_snapshots(bits, monkeypa
 
 
 def test_a_run_leaves_no_arrays_behind(bits, monkeypatch):
-    made: list[weakref.ref[Versions]] = []
+    made = []
     original = Versions.__init__
 
     def watched(self, *args, **named):

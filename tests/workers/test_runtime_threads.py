@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from syncpretrain.learners.epoch import Stopped
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.schedule.schedule import Train
-from syncpretrain.workers.epochs import Failed, Finished, Message
+from syncpretrain.workers.epochs import Failed, Finished
 from syncpretrain.workers.threads import SerialRuntime, ThreadsRuntime
 
 WAIT = 20.0
@@ -25,13 +23,13 @@ Work = Callable[[Callable[[], bool]], None]
 class Staged:
     """A worker that does what a test says, and tells it in which thread."""
 
-    def __init__(self, work: Work = lambda stop: None) -> None:
+    def __init__(self, work=lambda stop: None):
         self.work = work
         self.progress = np.ones(1)
-        self.thread: threading.Thread | None = None
+        self.thread = None
         self.began = threading.Event()
 
-    def execute(self, command: Train, stop: Callable[[], bool]) -> Message:
+    def execute(self, command, stop):
         self.thread = threading.current_thread()
         self.began.set()
         try:
@@ -41,14 +39,14 @@ class Staged:
         event = EpochFinished(0.0, command.layer, command.epoch, command.reads, 0.0, 0.0, 0.0, None)
         return Finished(command=command, event=event, layer=NOTHING)
 
-    def close(self) -> list[str]:
+    def close(self):
         return []
 
 
 NOTHING = DenseLayer(*(np.zeros(shape, np.float32) for shape in ((1, 1), (1,), (1,))))
 
 
-def command(layer: int) -> Train:
+def command(layer):
     return Train(layer=layer, epoch=1, reads=0, below_reads=0)
 
 
@@ -74,7 +72,7 @@ def test_layers_train_at_the_same_time():
 
 
 def test_a_sleeping_layer_uses_no_cpu():
-    def work(stop: Callable[[], bool]) -> None:
+    def work(stop):
         until = time.thread_time() + 0.25
         while time.thread_time() < until:
             sum(range(1000))
@@ -99,7 +97,7 @@ def test_a_wait_without_a_message_ends_at_its_deadline():
         assert runtime.wait(0.01) is None
 
 
-def wait_for_stop(stop: Callable[[], bool]) -> None:
+def wait_for_stop(stop):
     deadline = time.monotonic() + WAIT
     while not stop():
         assert time.monotonic() < deadline
@@ -109,12 +107,9 @@ def wait_for_stop(stop: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
 def test_leaving_stops_and_joins_who_still_trains(error):
     workers = [Staged(wait_for_stop), Staged(wait_for_stop), Staged()]
-    with (
-        pytest.raises(error) if error else nullcontext(),
-        ThreadsRuntime(workers, never) as runtime,
-    ):
-        runtime.submit(command(1))
-        runtime.submit(command(2))
+    with pytest.raises(error) if error else nullcontext(), ThreadsRuntime(workers, never) as own:
+        own.submit(command(1))
+        own.submit(command(2))
         assert all(worker.began.wait(WAIT) for worker in workers[:2])
         if error is not None:
             raise error
@@ -153,7 +148,7 @@ def test_a_thread_that_does_not_end_is_told_and_does_not_hold_up_the_caller(fail
 def test_threads_that_started_end_when_another_cannot_start(monkeypatch):
     original = threading.Thread.start
 
-    def start(thread: threading.Thread) -> None:
+    def start(thread):
         if thread.name == "syncpretrain-layer-3":
             raise RuntimeError("can't start new thread")
         original(thread)
@@ -178,9 +173,9 @@ def test_a_thread_ends_when_its_caller_is_gone():
 def test_an_epoch_that_did_not_begin_is_not_taken_for_the_one_before(runtime):
     worker = Staged()
     with runtime([worker], never) as started:
-        fractions: list[float] = []
+        fractions = []
 
-        def work(stop: Callable[[], bool]) -> None:
+        def work(stop):
             fractions.append(float(worker.progress[0]))
             worker.progress[0] = 1.0
 
@@ -192,7 +187,7 @@ def test_an_epoch_that_did_not_begin_is_not_taken_for_the_one_before(runtime):
 
 
 def test_serial_executes_in_the_order_of_submission_in_the_callers_thread():
-    order: list[int] = []
+    order = []
     workers = [Staged(lambda stop, i=i: order.append(i)) for i in (1, 2, 3)]
     with SerialRuntime(workers, never) as runtime:
         for layer in (2, 3, 1):
@@ -205,7 +200,7 @@ def test_serial_executes_in_the_order_of_submission_in_the_callers_thread():
 
 
 def test_serial_raises_what_stop_raised_as_it_is():
-    def stop() -> bool:
+    def stop():
         raise KeyError("an observer's own")
 
     with SerialRuntime([Staged(wait_for_stop)], stop) as runtime:

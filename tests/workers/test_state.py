@@ -1,7 +1,5 @@
 """Keys and names of states in a checkpoint, by which every version reads those of earlier ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -64,42 +62,17 @@ KINDS = {"hidden_units": "relu", "visible_units": "bernoulli", "model": "rbm"}
 WRITTEN_CURVE = {"train": [0.5], "validation": [0.25]}
 PAST_AS_WRITTEN = {"reads": [[0]], "done": [1], "held": [[1]], "epochs": [2]}
 PAST_AS_WRITTEN |= {"skipped": [], "drifts": []}
+LAYER_AS_WRITTEN = {"position": 7, "scalars": SCALARS, "kinds": KINDS, "examples": 30}
+LAYER_AS_WRITTEN |= {"validation_error": None, "warnings": ["slow"]}
+LAYER_AS_WRITTEN |= {"ring": [6], "passes": [1], "steps": None}
 HEADERS = {
-    "epochs": {
-        "past": PAST_AS_WRITTEN,
-        "made": [[1, 1]],
-        "snapshots": [[1, 1]],
-        "states": [SCALARS],
-        "kinds": [KINDS],
-        "curves": [WRITTEN_CURVE],
-    },
-    "stream": {
-        "stream": [
-            {
-                "position": 7,
-                "scalars": SCALARS,
-                "kinds": KINDS,
-                "examples": 30,
-                "validation_error": None,
-                "warnings": ["slow"],
-                "ring": [6],
-                "passes": [1],
-                "steps": None,
-            }
-        ],
-        "done": [1],
-        "curves": [WRITTEN_CURVE],
-    },
+    "epochs": {"past": PAST_AS_WRITTEN, "made": [[1, 1]], "snapshots": [[1, 1]]},
+    "stream": {"stream": [LAYER_AS_WRITTEN], "done": [1], "curves": [WRITTEN_CURVE]},
     "async": {"done": [1], "minibatches": 5, "errors": [0.5], "curves": [WRITTEN_CURVE]},
-    "finetune": {
-        "epoch": 2,
-        "cursor": CURSOR,
-        "first_error": 0.75,
-        "best_error": None,
-        "best_epoch": 0,
-        "curve": WRITTEN_CURVE,
-    },
+    "finetune": {"epoch": 2, "cursor": CURSOR, "first_error": 0.75, "best_error": None},
 }
+HEADERS["epochs"] |= {"states": [SCALARS], "kinds": [KINDS], "curves": [WRITTEN_CURVE]}
+HEADERS["finetune"] |= {"best_epoch": 0, "curve": WRITTEN_CURVE}
 PARAMETERS = ("weight", "hidden_bias", "visible_bias")
 OF_A_LAYER = {f"{what}.1.{name}" for what in ("layer", "good") for name in PARAMETERS}
 OF_A_LAYER |= {"memory.1.velocity", "outputs.1.4"}
@@ -170,9 +143,6 @@ def test_a_state_of_another_run_is_refused(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence():
-    said = "resume: the state is of another layer: 'weight'"
-    with (
-        pytest.raises(CheckpointError, match=said),
-        refusing_others("the state is of another layer"),
-    ):
+    told = "the state is of another layer"
+    with pytest.raises(CheckpointError, match=f"resume: {told}: 'weight'"), refusing_others(told):
         raise KeyError("weight")
