@@ -20,7 +20,7 @@ enum {
     MOST_STRIPS = BLOCK_ROWS / STRIP + 1,
     LINE = 16, /* floats of a line of a cache */
     LISTED = 8, /* a place in a list costs as much as so many columns of a product */
-    SAMPLED = 16, /* one row of so many is looked at for zeros before the left factor is copied */
+    SAMPLED = 16, /* one line of so many of the left factor is looked at for zeros, before all are */
 };
 
 #define NO_NUMBER 0x7fc00000u
@@ -297,9 +297,9 @@ static uint16_t *copy_strip(Factor f, Py_ssize_t rows, Py_ssize_t depth, float *
 static void lay_strips(const Float32Form *form, Factor f, Py_ssize_t rows, Py_ssize_t depth, Py_ssize_t columns,
                        Float32Room *room)
 {
-    Py_ssize_t strips = (rows + STRIP - 1) / STRIP, zeros = 0, counted = 0;
-    for (Py_ssize_t k = 0; f.right != 1 && k < depth; k += SAMPLED, counted += rows)
-        zeros += count_zeros(f.data + k * f.right, rows);
+    Py_ssize_t strips = (rows + STRIP - 1) / STRIP, zeros = 0, counted = 0, lying = f.right == 1 ? rows : depth;
+    for (Py_ssize_t i = 0, length = rows + depth - lying; i < lying; i += SAMPLED, counted += length)
+        zeros += count_zeros(f.data + i * (f.down + f.right - 1), length);
     int has_lists = zeros * columns > LISTED * counted;
     int is_copied = f.right != 1 && columns > (has_lists ? 2 * LINE : 4 * form->part);
     for (Py_ssize_t s = 0; s < strips; s++) {
@@ -311,7 +311,7 @@ static void lay_strips(const Float32Form *form, Factor f, Py_ssize_t rows, Py_ss
         if (is_copied) {
             end = copy_strip(own, n, depth, block, has_lists ? places : NULL);
             own = (Factor){block, 1, n};
-        } else if (f.right == 1 && (depth - mark_nonzeros(own, n, depth, any)) * columns > LISTED * depth)
+        } else if (f.right == 1 && has_lists && (depth - mark_nonzeros(own, n, depth, any)) * columns > LISTED * depth)
             end = list_nonzeros(any, depth, places);
         room->strips[s] = (Strip){own.data, own.down, own.right, n, places, end, NULL, 0, 1};
         if (end != NULL) continue;
