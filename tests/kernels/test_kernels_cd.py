@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from binaryunits import logistic, states
+from binaryunits import states
 
 from syncpretrain.kernels.activations import affine
 from syncpretrain.kernels.contrastive_divergence import (
     draw_noise,
-    momentum_step,
     phase_differences,
     sample,
 )
@@ -119,35 +116,6 @@ def test_the_negative_phase_is_the_expectation_of_the_model_once_the_chains_have
         assert (np.abs(-have - expected) < 5 * error_bar + 1e-6).all()
 
 
-def test_statistics_are_the_difference_of_the_two_phases_averaged():
-    rng = np.random.default_rng(2)
-    v0, v1 = rng.random((2, 7, 5))
-    h0, h1 = rng.random((2, 7, 3))
-    dW, da, db = run_statistics(v0, v1, h0, h1)
-    np.testing.assert_allclose(dW, (v0.T @ h0 - v1.T @ h1) / 7, atol=1e-6)
-    np.testing.assert_allclose(da, (v0 - v1).mean(axis=0), atol=1e-6)
-    np.testing.assert_allclose(db, (h0 - h1).mean(axis=0), atol=1e-6)
-
-
-def test_affine_goes_down_and_up_with_probabilities():
-    rbm = TinyRBM(seed=3)
-    W, a, b = rbm.float32()
-    h = np.float32(states(HIDDEN))
-    v1 = affine(h, W.T, a)
-    h1 = np.empty_like(h)
-    assert affine(v1, W, b, out=h1) is h1
-    expected_v = logistic(states(HIDDEN) @ rbm.W.T + rbm.a)
-    np.testing.assert_allclose(v1, expected_v, atol=1e-6)
-    np.testing.assert_allclose(h1, logistic(expected_v @ rbm.W + rbm.b), atol=1e-6)
-
-
-def test_p_h_given_v_agrees_with_the_joint():
-    rbm = TinyRBM(seed=4)
-    W, _, b = rbm.float32()
-    found = affine(np.float32(rbm.data), W, b)
-    np.testing.assert_allclose(found, rbm.posterior() @ states(HIDDEN), atol=1e-6)
-
-
 def test_a_binary_unit_fires_if_the_draw_is_below_its_probability():
     x = np.float32([-1e30, 0, 0, 1e30])
     u = np.float32([0, 0.5, 0.4999, 1 - 2**-24])
@@ -155,63 +123,3 @@ def test_a_binary_unit_fires_if_the_draw_is_below_its_probability():
     assert sample(x, "bernoulli", u, out=out) is out
     assert out.tolist() == [0, 0, 1, 1]  # never at probability 0, always at 1
     assert x.tolist() == [0, 0.5, 0.5, 1]
-
-
-INPUTS = np.float32([-6, -1.5, -0.2, 0, 0.3, 1, 7])
-
-
-def fired(units: str, draws: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
-    """Means and states of units with the inputs above."""
-    x = np.tile(INPUTS, (draws, 1))
-    noise, out = np.empty_like(x), np.empty_like(x)
-    sample(x, units, draw_noise(np.random.default_rng(7), units, out=noise), out=out)
-    return x, np.float64(out)
-
-
-def within_5_error_bars(samples: np.ndarray, expected: np.ndarray) -> bool:
-    error_bar = samples.std(axis=0) / np.sqrt(len(samples))
-    return bool((np.abs(samples.mean(axis=0) - expected) < 5 * error_bar + 1e-6).all())
-
-
-def test_binary_units_fire_as_often_as_their_mean():
-    means, drawn = fired("bernoulli")
-    expected = logistic(np.float64(INPUTS))
-    np.testing.assert_allclose(means, np.tile(expected, (len(means), 1)), rtol=1e-6)
-    assert set(np.unique(drawn)) == {0, 1}
-    assert within_5_error_bars(drawn, expected)
-
-
-def test_gaussian_units_have_the_input_as_mean_and_variance_1():
-    means, drawn = fired("gaussian")
-    assert within_5_error_bars(drawn, np.float64(INPUTS))
-    assert within_5_error_bars((drawn - INPUTS) ** 2, np.ones(len(INPUTS)))
-    np.testing.assert_array_equal(means, np.tile(INPUTS, (len(means), 1)))
-
-
-def test_rectified_units_are_cut_off_with_the_variance_of_the_sigmoid():
-    means, drawn = fired("relu")
-    np.testing.assert_array_equal(means, np.tile(np.maximum(INPUTS, 0), (len(means), 1)))
-    m = np.float64(INPUTS)
-    s = np.sqrt(logistic(m))
-    below = np.array([math.erfc(z / math.sqrt(2)) / 2 for z in m / s])  # P(m + s N(0, 1) < 0)
-    density = np.exp(-((m / s) ** 2) / 2) / math.sqrt(2 * math.pi)
-    assert (drawn >= 0).all()
-    assert within_5_error_bars(drawn == 0, below)
-    assert within_5_error_bars(drawn, m * (1 - below) + s * density)
-    assert within_5_error_bars(drawn**2, (m**2 + s**2) * (1 - below) + m * s * density)
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.01])
-@pytest.mark.parametrize("l1", [0.0, 0.02])
-def test_momentum_step(decay, l1):
-    rng = np.random.default_rng(5)
-    x, v = rng.normal(size=(2, 6, 4))
-    have_x, have_v = np.float32(x), np.float32(v)
-    for momentum in (0.5, 0.5, 0.9):
-        g = rng.normal(size=(6, 4))
-        v = momentum * v + 0.1 * (g - decay * x - l1 * np.sign(x))
-        x = x + v
-        rate = {"momentum": momentum, "learning_rate": 0.1, "weight_decay": decay, "l1": l1}
-        momentum_step(have_x, np.float32(g), have_v, **rate)
-    np.testing.assert_allclose(have_x, x, atol=2e-6)
-    np.testing.assert_allclose(have_v, v, atol=2e-6)

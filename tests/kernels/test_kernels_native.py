@@ -426,14 +426,6 @@ def test_arrays_that_overlap_go_to_numpy():
     assert form(wide[:4, :10], wide[:4, 10:20], out=wide[1:5, :10]) is NotImplemented
 
 
-@compiled
-def test_an_equation_takes_its_compiled_form():
-    x, y = array((4, 6), 1), array((4, 6), 2)
-    assert errors.squared_error(x, y, out=np.empty_like(x)) == FORMS["squared_error"](
-        x, y, out=np.empty_like(x)
-    )
-
-
 # ----------------------------------------------------------------------------------- the choice
 
 
