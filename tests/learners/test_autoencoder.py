@@ -137,13 +137,6 @@ def test_gaussian_noise_has_the_standard_deviation_asked_for():
     assert abs(np.square(noise).mean() - 0.09) < 5 * 0.09 * np.sqrt(2 / noise.size)
 
 
-def test_the_examples_themselves_stay_clean():
-    X = examples()
-    before = X.copy()
-    gradient(make(corruption=("masking", 0.5)), X)
-    np.testing.assert_array_equal(X, before)
-
-
 # Training
 
 
