@@ -7,7 +7,6 @@ from itertools import pairwise
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of
 from devicearrays import in_both_orders, normal, same_bits
 from minibatches import train
 from onelayer import layer_settings
@@ -17,13 +16,11 @@ from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
-from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import means_and_error, squared_error
-from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.settings import MomentumSchedule
 
 VIEWS = {"reshape", "split", "empty_like"}  # are no launches
@@ -182,22 +179,6 @@ class TestFlatParameters:
         shapes = {name: array.shape for name, array in rbm().current().parameters()}
         assert {name: array.shape for name, array in version.parameters()} == shapes
 
-    @pytest.mark.parametrize("backend", ["double", "deferred"])
-    def test_what_is_saved_goes_on_to_the_same_bits(self, backend, monkeypatch):
-        place = backend_of(backend, monkeypatch)
-        learner = self.trained(place, rbm())
-        state = {name: place.tohost(array) for name, array in learner.state().items()}
-        assert {name: array.shape for name, array in state.items()} == {
-            name: array.shape for name, array in rbm().state().items()
-        }
-        snapshot = learner.snapshot().to(place.tohost)
-        again = rbm()
-        again.to(place)
-        with again.stream:
-            load_state(again, WholeStep(again), snapshot, state)
-        ends = [self.trained(place, one, first=3).flat.parameters for one in (learner, again)]
-        np.testing.assert_array_equal(*map(place.tohost, ends))
-
     def trained(self, backend, learner: Learner, first: int = 0) -> Learner:
         learner.to(backend)
         X = backend.asarray(np.float32(normal(40, VISIBLE) > 0))
@@ -212,34 +193,6 @@ class TestFlatParameters:
 
 class TestJoined:
     """Several equations in one launch: the bits of several launches."""
-
-    @pytest.mark.parametrize("units", UNITS)
-    def test_means_and_their_error(self, double, units):
-        y, x, bias = normal(33, 50), normal(33, 50, seed=1), double.asarray(normal(50, seed=2))
-        found = []
-        for joined in (True, False):
-            own, target, out = (double.asarray(array) for array in (y, x, y))
-            if joined:
-                error = means_and_error(own, bias, units, target, out=out)
-            else:
-                error = squared_error(target, means(own, bias, units), out=out)
-            found.append([double.tohost(array) for array in (own, out, error)])
-        same_bits(*found)
-
-    @pytest.mark.parametrize("units", UNITS)
-    def test_means_and_phase_differences(self, double, units):
-        v, h, bias = normal(14, 40), normal(14, 65, seed=1), double.asarray(normal(65, seed=2))
-        found = []
-        for joined in (True, False):
-            arrays = [double.asarray(array) for array in (v, h)]
-            sums = {"da": double.zeros(40), "db": double.zeros(65)}
-            if joined:
-                means_and_differences(*arrays, bias, units, **sums, examples=7)
-            else:
-                means(arrays[1][7:], bias, units)
-                phase_differences(*arrays, **sums, examples=7)
-            found.append([double.tohost(array) for array in (*arrays, *sums.values())])
-        same_bits(*found)
 
     def test_other_units_and_exclusive_ones_take_several_launches(self, double):
         y, x, out = double.asarray(normal(6, 5)), double.zeros((6, 5)), double.zeros((6, 5))

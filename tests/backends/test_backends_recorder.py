@@ -13,6 +13,7 @@ import pytest
 from backends import as_it_is, backend_of
 from onelayer import layer_settings
 from pretrainingkinds import KINDS
+from stackcomparisons import alike
 from trialruns import notices_of
 
 from syncpretrain import Stack, finetune, pretrain
@@ -225,9 +226,7 @@ class TestFineTuning:
         own |= {"optimizer": optimizer, "learning_rate": 0.01}
         tuned = finetune(stack, X, **own, backend="cupy")
         assert queued.count("graph") == 3 * 3 - 2
-        oracle = finetune(stack, X, **own, backend="numpy")
-        for a, b in zip(tuned.layers, oracle.layers, strict=True):
-            np.testing.assert_allclose(a.weight, b.weight, rtol=2e-4, atol=3e-6)
+        alike(tuned, finetune(stack, X, **own, backend="numpy"))
 
 
 class TestWhatIsNotRecorded:
