@@ -27,9 +27,11 @@ VIEWS = {"reshape", "split", "empty_like"}  # are no launches
 PLACE = {"asarray", "gather_rows"}  # bring a minibatch to where it lies
 VISIBLE, HIDDEN, ROWS = 18, 11, 20
 UNITS = ["bernoulli", "gaussian", "relu", "tanh"]  # which the source has
-STEP = {"weight_decay": 2e-3, "l1": 1e-3, "momentum": MomentumSchedule("0.5")}
+STEP = {"batch_size": ROWS, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
+STEP |= {"weight_decay": 2e-3, "l1": 1e-3}
 UP = ["sgemm", "unit_means"]
 BACK = ["sgemm", "sgemm", "derivative_and_sums"]
+AUTOENCODED = ["gather_rows", *UP, *UP, "output_delta", *BACK[1:]]
 RBM_STEP = [
     *("gather_rows", "sgemm", "draw_bernoulli", "sgemm", "means_and_error", "sgemm"),
     *("means_and_differences", "sgemm", "momentum_steps"),
@@ -37,13 +39,11 @@ RBM_STEP = [
 
 
 def rbm(**settings) -> RBM:
-    own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
-    return RBM(1, VISIBLE, HIDDEN, layer_settings(**own))
+    return RBM(1, VISIBLE, HIDDEN, layer_settings(**STEP | settings))
 
 
 def autoencoder(**settings) -> Autoencoder:
-    own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
-    return Autoencoder(1, VISIBLE, HIDDEN, layer_settings(**own))
+    return Autoencoder(1, VISIBLE, HIDDEN, layer_settings(**STEP | settings))
 
 
 def launched(step) -> list[str]:
@@ -61,12 +61,12 @@ def tuned(optimizer, x, y) -> list[str]:
 
 class TestLaunches:
     @pytest.mark.parametrize(
-        ("settings", "expected"),
+        ("learner", "expected"),
         [
-            ({}, RBM_STEP),
-            ({"cd_steps": 2}, [*RBM_STEP[:3], "sgemm", "unit_means", *RBM_STEP[1:]]),
+            (rbm(), RBM_STEP),
+            (rbm(cd_steps=2), [*RBM_STEP[:3], "sgemm", "unit_means", *RBM_STEP[1:]]),
             (
-                {"persistent": True},
+                rbm(persistent=True),
                 [
                     *("gather_rows", *UP, "divide", "sgemm", "means_and_error", "multiply"),
                     *("divide", *["sgemm", "draw_bernoulli"] * 2, "phase_differences", "sgemm"),
@@ -74,33 +74,27 @@ class TestLaunches:
                 ],
             ),
             (
-                {"hidden_dropout": 0.5},
+                rbm(hidden_dropout=0.5),
                 [
                     *("gather_rows", "sgemm", "fill_uniform", "greater_equal", "draw_bernoulli"),
                     *("multiply", "multiply", "divide", "sgemm", "means_and_error", "sgemm"),
                     *("unit_means", "multiply", "phase_differences", "sgemm", "momentum_steps"),
                 ],
             ),
-        ],
-    )
-    def test_of_contrastive_divergence(self, double, settings, expected):
-        assert self.of_a_step(double, rbm(**settings)) == expected
-
-    @pytest.mark.parametrize(
-        ("settings", "expected"),
-        [
-            ({}, ["gather_rows", *UP, *UP, "output_delta", *BACK[1:], "sgemm", "momentum_steps"]),
+            (autoencoder(), [*AUTOENCODED, "sgemm", "momentum_steps"]),
             (
-                {"tied": False, "loss": "cross-entropy"},
-                [
-                    *("gather_rows", *UP, *UP, "output_delta", *BACK[1:], "sgemm", "sgemm"),
-                    "momentum_steps",
-                ],
+                autoencoder(tied=False, loss="cross-entropy"),
+                [*AUTOENCODED, "sgemm", "sgemm", "momentum_steps"],
             ),
         ],
     )
-    def test_of_an_autoencoder(self, double, settings, expected):
-        assert self.of_a_step(double, autoencoder(**settings)) == expected
+    def test_of_a_layer(self, double, learner, expected):
+        learner.to(double)
+        X = double.asarray(np.float32(normal(40, VISIBLE) > 0))
+        rows, step = double.asarray(np.arange(ROWS)), WholeStep(learner)
+        with learner.stream:
+            names = launched(lambda: step.train_step(X, rows, epoch=1, step=0))
+        assert names == expected
 
     @pytest.mark.parametrize(
         ("settings", "expected"),
@@ -119,13 +113,6 @@ class TestLaunches:
         forward = [*UP, "sgemm", "softmax_means", "wrong", "output_delta"]
         finite = ["multiply", "add"]  # the count is NaN where the output is not finite
         assert tuned(optimizer, x, y) == [*forward, *BACK, "sgemm", "sgd_step", *finite]
-
-    def of_a_step(self, backend, learner: Learner) -> list[str]:
-        learner.to(backend)
-        X = backend.asarray(np.float32(normal(40, VISIBLE) > 0))
-        rows, step = backend.asarray(np.arange(ROWS)), WholeStep(learner)
-        with learner.stream:
-            return launched(lambda: step.train_step(X, rows, epoch=1, step=0))
 
     def network(self, backend, sizes, last="bernoulli", loss="squared") -> Network:
         shapes = list(pairwise(sizes))
