@@ -228,13 +228,18 @@ print(json.dumps(found))
 PLACES = [("serial", None, "units"), ("threads", 2, "units"), ("threads", 4, "units")]
 
 
-def run(state: str, places=PLACES, order: str = "") -> dict:
-    """Return what a process found that trains with emulated tiles."""
-    command = [sys.executable, "-c", RUN, str(emulatedtiles.library()), state, json.dumps(places)]
+def python(code: str, *arguments: object, order: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     folders = [Path(emulatedtiles.__file__).parent, emulatedtiles.KERNELS.parents[1]]
     environment = {"PYTHONPATH": ":".join(map(str, folders)), native.ORDER_VARIABLE: order}
-    done = subprocess.run(command, capture_output=True, timeout=300, env=os.environ | environment)
-    assert done.returncode == 0, done.stderr.decode()
+    environment = os.environ | environment
+    return subprocess.run(command, capture_output=True, timeout=300, env=environment, text=True)
+
+
+def run(state: str, places=PLACES, order: str = "") -> dict:
+    """Return what a process found that trains with emulated tiles."""
+    done = python(RUN, emulatedtiles.library(), state, json.dumps(places), order=order)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -310,9 +315,5 @@ def test_the_instructions_that_the_compiler_made_have_the_bits_of_the_definition
     """Each is caught where the CPU refuses it, taken apart, and carried out by the emulation."""
     if not emulatedtiles.makes_instructions():
         pytest.skip("this compiler makes no tile instructions")
-    library = emulatedtiles.library("trappedtiles.c", "-O3")
-    command = [sys.executable, "-c", TRAPPED, str(library)]
-    folders = [Path(emulatedtiles.__file__).parent, emulatedtiles.KERNELS.parents[1]]
-    environment = os.environ | {"PYTHONPATH": ":".join(map(str, folders))}
-    done = subprocess.run(command, capture_output=True, timeout=200, env=environment, text=True)
+    done = python(TRAPPED, emulatedtiles.library("trappedtiles.c", "-O3"))
     assert done.stdout.splitlines() == ["[]", "None 0 True"], done.stderr
