@@ -72,6 +72,18 @@ UNUSABLE = {  # what makes a GPU so, and what the error says
         lambda cupy, patch: patch.setattr(cupy, "ones", raising(NO_LIBRARY)),
         r"libcublasLt.*pip install 'cupy-cuda12x\[ctk\]'",
     ),
+    "no CuPy": (
+        lambda cupy, patch: without_import(patch, ModuleNotFoundError("No module", name="cupy")),
+        r"not installed; pip install 'syncpretrain\[cuda",
+    ),
+    "a library that is missing": (
+        lambda cupy, patch: without_import(patch, ImportError("libfoo.so")),
+        "CuPy cannot be imported: libfoo.so",
+    ),
+    "a module that is missing": (
+        lambda cupy, patch: without_import(patch, ModuleNotFoundError("cupy_x", name="cupy_x")),
+        "CuPy cannot be imported: cupy_x",
+    ),
     "another result": (
         lambda cupy, patch: patch.setattr(cupy, "ones", cupy.zeros),
         r"GPU 0 computes 0\.0 where 4 is right",
@@ -112,23 +124,6 @@ class TestSelect:
     def test_an_unknown_name(self, name):
         with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
             select(name)
-
-    def test_auto_is_numpy_where_cupy_is_not_installed_and_cupy_says_how_to_get_it(
-        self, monkeypatch
-    ):
-        without_import(monkeypatch, ModuleNotFoundError("No module named 'cupy'", name="cupy"))
-        assert select("auto").name == "numpy"
-        with pytest.raises(SettingsError, match=r"not installed; pip install 'syncpretrain\[cuda"):
-            select("cupy")
-
-    @pytest.mark.parametrize(
-        "error",
-        [ImportError("libfoo.so"), ModuleNotFoundError("No module 'cupy_x'", name="cupy_x")],
-    )
-    def test_a_broken_installation_is_told_apart(self, monkeypatch, error):
-        without_import(monkeypatch, error)
-        with pytest.raises(SettingsError, match=f"CuPy cannot be imported: {error}"):
-            select("cupy")
 
     @pytest.mark.parametrize("what", UNUSABLE)
     def test_a_gpu_that_is_none_or_cannot_compute_is_left_out_by_auto_and_told_of(
@@ -281,21 +276,8 @@ class TestStreams:
 class TestWaits:
     """The stand-in that does work as late as it may: what is not waited for is not there."""
 
-    @pytest.fixture
-    def late(self, monkeypatch):
-        return backend_of("deferred", monkeypatch)
-
-    def test_another_stream_sees_nothing_before_a_wait(self, late):
-        writer, reader = late.stream(), late.stream()
-        with writer:
-            x = late.asarray(normal(3, 3))
-            x += 1
-        with reader:
-            assert np.isnan(late.tohost(x)).all()
-            writer.synchronize()
-            np.testing.assert_array_equal(late.tohost(x), normal(3, 3) + 1)
-
-    def test_training_without_its_waits_is_found_out(self, late, monkeypatch, bits):
+    def test_training_without_its_waits_is_found_out(self, monkeypatch, bits):
+        backend_of("deferred", monkeypatch)
         wanted = {"layers": (16, 8, 4), "epochs": 2, "backend": "cupy"}
         pretrain(bits, **wanted)
         monkeypatch.setattr(cupy_backend.DeviceStream, "synchronize", lambda self: None)

@@ -205,7 +205,6 @@ class TestProducts:
     @pytest.mark.parametrize(
         ("right", "wrong"),
         [
-            ("*low = __float_as_uint(x - __uint_as_float(*high));", "*low = 0;"),
             ("tile + S::OF_A, b, output, term + 4 * e + t", "tile + S::OF_A, b, output, term + t"),
             ("__syncthreads();  // this tile is there", "//"),
             ("await_copies<STAGES - 2>();\n", "\n"),

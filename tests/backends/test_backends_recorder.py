@@ -489,19 +489,6 @@ class TestTheStandIn:
         assert Versions(Split(X, X[:0]), (8,), backend=prompt).inputs.train.device.id == 0
         stream.end_capture()
 
-    def test_a_graph_works_when_it_is_launched_and_each_time(self, device):
-        x = device.asarray(np.ones(3, np.float32))
-        device.synchronize()
-        stream = device.xp.cuda.Stream(non_blocking=True)
-        with stream:
-            stream.begin_capture()
-            x += x
-            graph = stream.end_capture()
-            assert x.get().tolist() == [1, 1, 1]
-            graph.launch()
-            graph.launch()
-            assert x.get().tolist() == [4, 4, 4]
-
 
 def test_errors_are_added_up_in_their_order(device):
     blocks = device.recorder()

@@ -58,11 +58,6 @@ def name(request, monkeypatch) -> str:
     return "numpy" if backend.name == "numpy" else "cupy"
 
 
-@pytest.fixture(scope="module")
-def targets() -> np.ndarray:
-    return np.random.default_rng(1).integers(3, size=200)
-
-
 class TestTraining:
     """What is the same on every backend."""
 

@@ -193,23 +193,15 @@ def test_choices(rows, groups, choices, layout):
 
 
 @compiled
-def test_choices_beside_others_draw_with_numpy():
+def test_choices_beside_others_and_other_units_draw_with_numpy():
     x, out, address = array((4, 6), 1), array((4, 6), 2), Address(7, Purpose.VISIBLE)
-    for units in ("bernoulli:2,softmax:2x2", "softmax:1x2,softmax:2x2", "counts:6"):
+    blocks = ("bernoulli:2,softmax:2x2", "softmax:1x2,softmax:2x2", "counts:6")
+    for units in (*blocks, *set(RBM_UNITS) - set(native.extension.DRAWN)):
         form = FORMS["sample_states"]
-        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
+        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented, units
     draw = native.extension.sample_choices
     assert draw(x, x[0].copy(), out, 4, address.key, address.counter) is NotImplemented
     assert draw(x, x[0].copy(), x, 3, address.key, address.counter) is NotImplemented
-
-
-@compiled
-def test_other_units_draw_with_numpy():
-    x, out = array((4, 5), 1), np.zeros((4, 5), dtype=np.float32)
-    address = Address(7, Purpose.HIDDEN)
-    for units in set(RBM_UNITS) - set(native.extension.DRAWN):
-        form = FORMS["sample_states"]
-        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
 
 
 @compiled
