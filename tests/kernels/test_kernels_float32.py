@@ -24,9 +24,6 @@ definition = multiply_float32.__wrapped__
 NO_MATRICES = ("a vector", "many matrices")  # which have no definition
 
 
-# ----------------------------------------------------------------------------------- the definition
-
-
 def nearest(exact: Fraction) -> np.float32:
     """Return the float32 nearest to a number, of two as near the even one."""
     if exact == 0:
@@ -85,8 +82,6 @@ def test_the_definition_is_that_of_exact_sums_over_the_whole_range():
         assert_bits(definition(a, b), np.array(expected, dtype=np.float32) + np.float32(0))
 
 
-# ---------------------------------------------------------------------------------- compiled forms
-
 # These bits are the same on every processor, with any version of NumPy and any BLAS.
 DIGESTS = {
     (100, 784, 1000): "5f21c2efaa25cd5b",
@@ -138,9 +133,6 @@ def test_where_the_numbers_lie_does_not_matter(by, form):
         factor = laid_out(a, left, beside=by)
         compiled(factor, laid_out(b, right, beside=by + 2), out=out, form=form)
         assert_bits(np.ascontiguousarray(out), expected, left, right)
-
-
-# ------------------------------------------------------------------------- zeros; what is no number
 
 
 @COMPILED

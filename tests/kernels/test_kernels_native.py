@@ -416,9 +416,6 @@ def test_arrays_that_overlap_go_to_numpy():
     assert form(wide[:4, :10], wide[:4, 10:20], out=wide[1:5, :10]) is NotImplemented
 
 
-# ----------------------------------------------------------------------------------- the choice
-
-
 def python(*arguments, cwd=None, **environment):
     return subprocess.run(
         [sys.executable, *arguments],
@@ -499,8 +496,6 @@ def test_a_machine_without_a_compiler_can_build_the_package(tmp_path):
     assert "optional" in built.stdout + built.stderr or "failed" in built.stdout + built.stderr
     assert not list(tmp_path.rglob("_native*.so"))
 
-
-# ------------------------------------------------------------------------------------ the counters
 
 BROKEN = 7  # the counter that breaks waits
 

@@ -52,9 +52,6 @@ def test_tiles_come_first_where_there_are_some(emulated, tiles):
     np.testing.assert_array_equal(out, by_tiles(a, b))
 
 
-# ------------------------------------------------------------------------------- packed factors
-
-
 def packed(x: np.ndarray, columns: int) -> np.ndarray:
     """Return whole numbers as bfloat16, two side by side, in the first of some columns."""
     upper = x.astype(np.float32).view(np.uint32) >> 16
@@ -81,9 +78,6 @@ def test_only_the_factors_are_read_and_the_sums_written(tiles, rows, columns, be
     tiles.add_packed_product(*places, rows, 48, columns, sums.ctypes.data, columns + 3, int(begins))
     np.testing.assert_array_equal(sums[:, :columns], a @ b + (0 if begins else 5))
     assert (sums[:, columns:] == 5).all()
-
-
-# --------------------------------------------------------------------------------- the emulation
 
 
 def config(shapes: dict[int, tuple[int, int]], palette: int = 1) -> np.ndarray:
@@ -201,8 +195,6 @@ def test_terms_are_added_as_the_manual_says(tiles):
     assert product_of({0: 2.0**-126}, 2.0**-127) == 2.0**-126, "so is a sum"
 
 
-# ------------------------------------------------------------------------------------ processes
-
 RUN = """
 import json, sys
 import emulatedtiles
@@ -278,8 +270,6 @@ def test_an_order_of_sums_is_kept_on_any_cpu():
         for what in ("sums", "tuned"):
             assert found["permitted"][what] == found["refused"][what]
 
-
-# ------------------------------------------------------------------- the compiler's instructions
 
 TRAPPED = """
 import ctypes, sys

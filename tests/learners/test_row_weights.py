@@ -132,9 +132,6 @@ def test_visible_biases_start_from_weighted_means():
         np.testing.assert_allclose(means, X[times].mean(axis=0), rtol=1e-6)
 
 
-# A call
-
-
 HOW = {"hidden": [HIDDEN, 3], "epochs": 2, "batch_size": 40, "warn": False}
 
 
@@ -226,9 +223,6 @@ def test_weights_are_one_number_a_row(bits, weights, message):
         pretrain(bits, **HOW, weights=weights)
 
 
-# A table
-
-
 @pytest.fixture
 def table(bits, tmp_path):
     path = tmp_path / "bits.csv"
@@ -282,9 +276,6 @@ def test_other_files_and_texts_have_no_weights(tmp_path, bits):
     path.write_text("a,w\n" + "1,x\n0,y\n" * 10)
     with pytest.raises(DataError, match="weights: got 'w', which holds texts"):
         load_dataset(path, weights="w")
-
-
-# Sequences
 
 
 def families(n: int, sites: int, letters: int, seed: int = 0) -> np.ndarray:
