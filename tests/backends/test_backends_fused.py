@@ -455,14 +455,6 @@ class TestTraining:
         assert fakecupy.Graph.launched - launched == 2 * (3 - 1)
         assert not [text for text in notices_of(events) if "launch by launch" in text]
 
-    def test_threads_and_turns_come_to_the_same_bits(self, double, bits):
-        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "backend": "cupy"}
-        sums = {
-            pretrain(bits, **wanted, runtime=runtime).parameters_sha256
-            for runtime in ("serial", "threads")
-        }
-        assert len(sums) == 1
-
 
 class TestChoice:
     def test_the_plain_steps_of_a_device_with_tensor_cores(self, backend):

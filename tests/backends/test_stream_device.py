@@ -16,7 +16,7 @@ from disturbedsteps import before_steps
 from largerdata import Blocking
 from stackcomparisons import alike
 from streamedruns import LAYERS, VARIANTS, streamed
-from trialruns import died, library_threads, notices_of, settings_on
+from trialruns import library_threads, notices_of
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.backends import cublas, cupy_backend
@@ -34,7 +34,6 @@ from syncpretrain.pretraining.memory import (
     room_bytes,
     stream_size,
 )
-from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.inputs import Events, Ring
@@ -306,14 +305,6 @@ class TestResume:
             other = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy")
             other.resume = state
             alike(other.run(), whole)
-
-    def test_a_run_that_died_goes_on_from_its_checkpoint(self, bits, late, tmp_path):
-        own = {"backend": "cupy", "handoff": "minibatch", "delay": 0.5, "tuning": 1}
-        settings = settings_on(tmp_path, bits, LAYERS, **own, batch_size=30)
-        whole = train_run(settings, out=tmp_path / "whole")
-        assert whole["backend"] == "cupy"
-        report = resume_run(died(settings, tmp_path / "run", n=4))
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
 
     def test_a_state_of_numpy_goes_on_there(self, bits, late):
         run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
