@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from binaryunits import states
 
 from syncpretrain.kernels.activations import affine
@@ -62,29 +61,6 @@ def run_statistics(v0, v1, h0, h1):
     phase_differences(v, h, da=da, db=db, examples=len(v) // 2)
     np.matmul(v.T, h, out=dW)
     return dW, da, db
-
-
-def test_the_enumeration_agrees_with_the_slope_of_the_log_likelihood():
-    rbm = TinyRBM()
-
-    def log_likelihood(**changed: np.ndarray) -> float:
-        W, a, b = (changed.get(name, getattr(rbm, name)) for name in "Wab")
-
-        def minus_free_energy(v):
-            return v @ a + np.logaddexp(0, v @ W + b).sum(axis=1)
-
-        return minus_free_energy(rbm.data).mean() - np.log(
-            np.exp(minus_free_energy(states(VISIBLE))).sum()
-        )
-
-    exact = [p - n for p, n in zip(rbm.positive(), rbm.negative(), strict=True)]
-    for name, gradient in zip("Wab", exact, strict=True):
-        for index in np.ndindex(gradient.shape):
-            step = np.zeros_like(gradient)
-            step[index] = 1e-5
-            up = log_likelihood(**{name: getattr(rbm, name) + step})
-            down = log_likelihood(**{name: getattr(rbm, name) - step})
-            assert gradient[index] == pytest.approx((up - down) / 2e-5, abs=1e-8)
 
 
 def test_the_positive_phase_is_the_expectation_over_the_data():
