@@ -138,18 +138,6 @@ class TestFlatParameters:
             between = double.tohost(vector)[[198, 199, 398, 399, 411, 430, 431]]
             np.testing.assert_array_equal(between, 0)
 
-    def test_a_version_is_a_copy_of_contiguous_arrays(self, double):
-        learner = self.trained(double, rbm())
-        with learner.stream:
-            version = learner.snapshot()
-        before = {name: double.tohost(array) for name, array in version.parameters()}
-        learner.flat.parameters.fill(7)
-        for name, array in version.parameters():
-            assert array.flags.c_contiguous
-            np.testing.assert_array_equal(double.tohost(array), before[name])
-        shapes = {name: array.shape for name, array in rbm().current().parameters()}
-        assert {name: array.shape for name, array in version.parameters()} == shapes
-
     def trained(self, backend, learner: Learner, first: int = 0) -> Learner:
         learner.to(backend)
         X = backend.asarray(np.float32(normal(40, VISIBLE) > 0))

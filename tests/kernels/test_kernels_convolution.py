@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from convolutionbydefinition import matrix_of, pooled
 from convolutioncases import SHAPES
+from learnersteps import slopes_of
 from randomconvolutions import ungrouped
 
 from syncpretrain.kernels import convolution
@@ -78,24 +79,13 @@ def test_a_convolution_is_that_of_loops(shape):
 def test_gradients_are_finite_differences(shape):
     x, weight, bias = drawn(shape)
     target = np.random.default_rng(3).standard_normal((len(x), shape.hidden))
-
-    def loss():
-        return np.vdot(forward(x, weight, bias, shape)[0], target)
-
     places = forward(x, weight, bias, shape)[1]
     scratch, dW, dx = np.empty(scratch_size(shape)), np.empty_like(weight), np.empty_like(x)
     convolve_gradient(x, target, places, dW, scratch, shape)
     convolve_back(target, places, weight, dx, scratch, shape)
-    for array, gradient in ((weight, dW), (x, dx)):
-        for at in np.random.default_rng(4).choice(array.size, 12):
-            old = array.flat[at]
-            ends = []
-            for array.flat[at] in (old - 1e-6, old + 1e-6):
-                ends.append(loss())
-            array.flat[at] = old
-            assert gradient.flat[at] == pytest.approx(
-                (ends[1] - ends[0]) / 2e-6, rel=1e-5, abs=1e-7
-            )
+    slopes = slopes_of(lambda given: np.vdot(forward(*given, bias, shape)[0], target), [x, weight])
+    for gradient, slope in zip((dx, dW), slopes, strict=True):
+        np.testing.assert_allclose(gradient, slope, rtol=5e-6, atol=5e-8)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
