@@ -111,6 +111,14 @@ class TestRecords:
         away = np.abs(out.mean(axis=0, dtype=np.float64) - integrated)
         assert (away < 5 * error_bar + 2e-5).all()
 
+    def test_a_binary_unit_fires_if_the_draw_is_below_its_probability(self):
+        x = np.float32([-1e30, 0, 0, 1e30])
+        u = np.float32([0, 0.5, 0.4999, 1 - 2**-24])
+        out = np.empty_like(x)
+        sample(x, "bernoulli", u, out=out)
+        assert out.tolist() == [0, 0, 1, 1]  # never at probability 0, always at 1
+        assert x.tolist() == [0, 0.5, 0.5, 1]
+
     @pytest.mark.parametrize("name", RBM_UNITS)
     def test_log_sums_by_enumeration_or_integration(self, name):
         expected, tolerance = LOG_SUMS[name]
