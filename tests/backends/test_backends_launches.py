@@ -26,7 +26,6 @@ from syncpretrain.settings import MomentumSchedule
 VIEWS = {"reshape", "split", "empty_like"}  # are no launches
 PLACE = {"asarray", "gather_rows"}  # bring a minibatch to where it lies
 VISIBLE, HIDDEN, ROWS = 18, 11, 20
-UNITS = ["bernoulli", "gaussian", "relu", "tanh"]  # which the source has
 STEP = {"batch_size": ROWS, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
 STEP |= {"weight_decay": 2e-3, "l1": 1e-3}
 UP = ["sgemm", "unit_means"]
@@ -150,13 +149,10 @@ class TestFlatParameters:
         return learner
 
 
-class TestJoined:
-    """Several equations in one launch: the bits of several launches."""
-
-    def test_other_units_and_exclusive_ones_take_several_launches(self, double):
-        y, x, out = double.asarray(normal(6, 5)), double.zeros((6, 5)), double.zeros((6, 5))
-        names = launched(lambda: means_and_error(y, double.zeros(5), "softmax", x, out=out))
-        assert names == ["softmax_means", "squared_error"]
+def test_means_of_exclusive_units_and_their_error_are_several_launches(double):
+    y, x, out = double.asarray(normal(6, 5)), double.zeros((6, 5)), double.zeros((6, 5))
+    names = launched(lambda: means_and_error(y, double.zeros(5), "softmax", x, out=out))
+    assert names == ["softmax_means", "squared_error"]
 
 
 class TestSums:

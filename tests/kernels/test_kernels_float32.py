@@ -18,10 +18,9 @@ from compiledproducts import compiled as compiled_product
 from syncpretrain.kernels import native
 from syncpretrain.kernels.precision import multiply_float32
 
-INF, NAN = np.inf, np.nan
+NAN = np.nan
 compiled = partial(compiled_product, "multiply_float32")
 definition = multiply_float32.__wrapped__
-NO_MATRICES = ("a vector", "many matrices")  # which have no definition
 
 
 def nearest(exact: Fraction) -> np.float32:
