@@ -342,10 +342,9 @@ class TestDivergence:
         assert told[0] and all("layer 1 diverged" in text for text in told[0])
 
     def test_one_that_diverges_again_and_again_fails(self, bits, device):
-        with pytest.raises(DivergedError, match="layer 1 diverged in epoch") as end:
+        with pytest.raises(DivergedError, match="layer 1 diverged in epoch"):
             on_device(bits, "gaussian", learning_rate=1e6, epochs=9).run()
         assert not library_threads()
-        assert end.value is not None
 
     def test_what_is_not_finite_is_handed_up_as_0(self, bits, late, monkeypatch):
         broken = []
