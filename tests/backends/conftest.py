@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from backends import BACKENDS, DEVICES, REAL, STAND_INS, backend_of
 
 from syncpretrain.backends.base import Backend
+
+
+@pytest.fixture(scope="session")
+def targets() -> np.ndarray:
+    """Return a class of each of the 200 examples of ``bits``."""
+    return np.random.default_rng(1).integers(3, size=200)
 
 
 @pytest.fixture

@@ -114,14 +114,6 @@ class TestChoice:
         with pytest.raises(SettingsError, match=f"backend: got cupy with .*{message}"):
             finetune(stack, bits, **settings, backend="cupy")
 
-    @pytest.mark.parametrize("name", ["gpu", "cupy:x", "CUPY", ""])
-    def test_an_unknown_name(self, bits, name):
-        with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
-            self.wanted(backend=name)
-        stack = pretrain(bits, layers=(16, 8), epochs=1, backend="numpy")
-        with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
-            finetune(stack, bits, backend=name)
-
     def test_a_gpu_that_is_missing_is_told_before_anything_is_written(
         self, bits, monkeypatch, tmp_path
     ):

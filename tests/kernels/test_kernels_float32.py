@@ -18,13 +18,9 @@ from compiledproducts import compiled as compiled_product
 from syncpretrain.kernels import native
 from syncpretrain.kernels.precision import multiply_float32
 
-INF, NAN = np.inf, np.nan
+NAN = np.nan
 compiled = partial(compiled_product, "multiply_float32")
 definition = multiply_float32.__wrapped__
-NO_MATRICES = ("a vector", "many matrices")  # which have no definition
-
-
-# ----------------------------------------------------------------------------------- the definition
 
 
 def nearest(exact: Fraction) -> np.float32:
@@ -85,8 +81,6 @@ def test_the_definition_is_that_of_exact_sums_over_the_whole_range():
         assert_bits(definition(a, b), np.array(expected, dtype=np.float32) + np.float32(0))
 
 
-# ---------------------------------------------------------------------------------- compiled forms
-
 # These bits are the same on every processor, with any version of NumPy and any BLAS.
 DIGESTS = {
     (100, 784, 1000): "5f21c2efaa25cd5b",
@@ -138,9 +132,6 @@ def test_where_the_numbers_lie_does_not_matter(by, form):
         factor = laid_out(a, left, beside=by)
         compiled(factor, laid_out(b, right, beside=by + 2), out=out, form=form)
         assert_bits(np.ascontiguousarray(out), expected, left, right)
-
-
-# ------------------------------------------------------------------------- zeros; what is no number
 
 
 @COMPILED

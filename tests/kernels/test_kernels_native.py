@@ -142,8 +142,6 @@ def test_a_mean_does_not_depend_on_where_it_stands():
 @compiled
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 127, 128, 129, 2047, 2048, 2049, 100_003])
 def test_the_uniform_numbers_are_numpys(count):
-    from syncpretrain.kernels import _native
-
     out = np.full(count, 9, dtype=np.float32)
     most = 2**64 - 1
     for address in [
@@ -151,7 +149,7 @@ def test_the_uniform_numbers_are_numpys(count):
         Address(most, Purpose.VISIBLE, 3, most, most, most),
         Address(20, Purpose.CORRUPTION, 1, epoch=5, step=599, shard=2 | 1 << 32),
     ]:
-        assert _native.uniform(out, address.key, address.counter) is out
+        assert native.extension.uniform(out, address.key, address.counter) is out
         assert_bits(out, address.generator().random(count, dtype=np.float32))
 
 
@@ -195,23 +193,15 @@ def test_choices(rows, groups, choices, layout):
 
 
 @compiled
-def test_choices_beside_others_draw_with_numpy():
+def test_choices_beside_others_and_other_units_draw_with_numpy():
     x, out, address = array((4, 6), 1), array((4, 6), 2), Address(7, Purpose.VISIBLE)
-    for units in ("bernoulli:2,softmax:2x2", "softmax:1x2,softmax:2x2", "counts:6"):
+    blocks = ("bernoulli:2,softmax:2x2", "softmax:1x2,softmax:2x2", "counts:6")
+    for units in (*blocks, *set(RBM_UNITS) - set(native.extension.DRAWN)):
         form = FORMS["sample_states"]
-        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
+        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented, units
     draw = native.extension.sample_choices
     assert draw(x, x[0].copy(), out, 4, address.key, address.counter) is NotImplemented
     assert draw(x, x[0].copy(), x, 3, address.key, address.counter) is NotImplemented
-
-
-@compiled
-def test_other_units_draw_with_numpy():
-    x, out = array((4, 5), 1), np.zeros((4, 5), dtype=np.float32)
-    address = Address(7, Purpose.HIDDEN)
-    for units in set(RBM_UNITS) - set(native.extension.DRAWN):
-        form = FORMS["sample_states"]
-        assert form(x, x[0].copy(), units, address, noise=x, out=out) is NotImplemented
 
 
 @compiled
@@ -426,20 +416,10 @@ def test_arrays_that_overlap_go_to_numpy():
     assert form(wide[:4, :10], wide[:4, 10:20], out=wide[1:5, :10]) is NotImplemented
 
 
-@compiled
-def test_an_equation_takes_its_compiled_form():
-    x, y = array((4, 6), 1), array((4, 6), 2)
-    assert errors.squared_error(x, y, out=np.empty_like(x)) == FORMS["squared_error"](
-        x, y, out=np.empty_like(x)
-    )
-
-
-# ----------------------------------------------------------------------------------- the choice
-
-
-def python(code, **environment):
+def python(*arguments, cwd=None, **environment):
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *arguments],
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
@@ -475,7 +455,7 @@ COMPILED, NUMPY = ["True", "23"], ["False", "0"]
     ids=["numpy", "the usual", "native", "without the extension"],
 )
 def test_the_environment_chooses_the_forms(code, chosen, expected):
-    assert python(code, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == expected
+    assert python("-c", code, SYNCPRETRAIN_KERNELS=chosen).stdout.split() == expected
 
 
 ORDER = "got SYNCPRETRAIN_BFLOAT16='rows'; expected 'pairs', 'tiles' or none"
@@ -493,7 +473,7 @@ ORDER = "got SYNCPRETRAIN_BFLOAT16='rows'; expected 'pairs', 'tiles' or none"
 )
 def test_what_cannot_be_chosen_is_refused(code, chosen, expected):
     order = {"SYNCPRETRAIN_BFLOAT16": "rows"} if expected == ORDER else {}
-    assert expected in python(code, SYNCPRETRAIN_KERNELS=chosen, **order).stderr
+    assert expected in python("-c", code, SYNCPRETRAIN_KERNELS=chosen, **order).stderr
     assert issubclass(native.NativeKernelsError, ImportError)
 
 
@@ -505,15 +485,8 @@ def build(folder, compiler):
             shutil.copytree(ROOT / path, target, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
         else:
             shutil.copy(ROOT / path, target)
-    return subprocess.run(
-        [sys.executable, "setup.py", "build_ext", "--inplace"],
-        cwd=folder,
-        env={**os.environ, "CC": compiler},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    arguments = ("setup.py", "build_ext", "--inplace")
+    return python(*arguments, cwd=folder, PYTHONPATH="", CC=compiler)
 
 
 def test_a_machine_without_a_compiler_can_build_the_package(tmp_path):
@@ -523,8 +496,6 @@ def test_a_machine_without_a_compiler_can_build_the_package(tmp_path):
     assert "optional" in built.stdout + built.stderr or "failed" in built.stdout + built.stderr
     assert not list(tmp_path.rglob("_native*.so"))
 
-
-# ------------------------------------------------------------------------------------ the counters
 
 BROKEN = 7  # the counter that breaks waits
 
@@ -623,23 +594,15 @@ def test_a_signal_ends_the_wait(counters):
 
 
 def test_counters_that_are_none_are_refused(counters):
-    for first, count, broken in [
-        (-1, 1, 7),
-        (0, 9, 7),
-        (9, 0, 7),
-        (0, 1, 8),
-        (0, -1, 7),
-        (0, 1, -1),
-    ]:
+    none = [(-1, 1, 7), (0, 9, 7), (9, 0, 7), (0, 1, 8), (0, -1, 7), (0, 1, -1)]
+    calls = [(*each, arrival) for each in none for arrival in ({}, {"arrives": 0})]
+    calls += [(0, 1, BROKEN, {"arrives": rank}) for rank in (-1, 8)]
+    for first, count, broken, arrival in calls:
         with pytest.raises(IndexError, match="counted from 0"):
-            waiting.wait_for_counters(counters, first, count, 1, broken, 0, 0)
-        with pytest.raises(IndexError, match="counted from 0"):
-            waiting.wait_for_counters(counters, first, count, 1, broken, 0, 0, arrives=0)
+            waiting.wait_for_counters(counters, first, count, 1, broken, 0, 0, **arrival)
     for rank in (-1, 8):
         with pytest.raises(IndexError, match="counted from 0"):
             waiting.store_counter(counters, rank, 1)
-        with pytest.raises(IndexError, match="counted from 0"):
-            waiting.wait_for_counters(counters, 0, 1, 1, BROKEN, 0, 0, arrives=rank)
     assert not counters.any(), "nothing was stored"
     for other in (counters.astype(np.int32), counters.astype(float), counters.reshape(2, 4)):
         with pytest.raises(ValueError, match="expected one of int64"):
@@ -650,16 +613,14 @@ def test_counters_that_are_none_are_refused(counters):
 
 @compiled
 def test_counters_lie_in_memory_of_any_kind():
-    from syncpretrain.kernels import _native
-
     memory = memoryview(bytearray(64)).cast("q")
-    _native.store_counter(memory, 1, -(2**63))
+    native.extension.store_counter(memory, 1, -(2**63))
     assert memory[1] == -(2**63)
-    assert _native.wait_for_counters(memory, 0, 1, 0, 7, 0, 0, 0) == 0
+    assert native.extension.wait_for_counters(memory, 0, 1, 0, 7, 0, 0, 0) == 0
 
 
 @compiled
 @pytest.mark.parametrize("order", ["pairs", "tiles"])
 def test_the_environment_chooses_the_order_of_sums(order):
     code = "from syncpretrain.kernels import native; print(native.extension.bfloat16_forms()[0])"
-    assert python(code, SYNCPRETRAIN_BFLOAT16=order).stdout.split()[-1] == order
+    assert python("-c", code, SYNCPRETRAIN_BFLOAT16=order).stdout.split()[-1] == order

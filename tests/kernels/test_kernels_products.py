@@ -234,9 +234,6 @@ def test_an_unknown_form_is_refused(form, name):
         getattr(native.extension, name)(A, B, OUT, form)
 
 
-# --------------------------------------------------------------------------- with and without forms
-
-
 @pytest.mark.parametrize("name", EQUATIONS)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 9, 3), (30, 130, 70), (100, 784, 50)])
 def test_products_are_near_to_those_of_the_exact_or_rounded_factors(shape, name):

@@ -114,8 +114,6 @@ def test_numpy_adds_the_same_rounded_terms(shape):
         np.testing.assert_allclose(ours, others, rtol=1e-4, atol=1e-4)
 
 
-# ----------------------------------------------------------------------------------------- learners
-
 COMMON = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9"), "seed": 5}
 
 
@@ -151,9 +149,6 @@ def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(name, split)
         found.append([tuned.gradients.copy()])
     assert 0 < away(found[1], found[0]) < 4 * len(chain) * ROUNDING
     assert not any(link.shape.rounded for link in chain if link.is_local), "those given stay"
-
-
-# ----------------------------------------------------------------------------------------- training
 
 
 @pytest.mark.parametrize("model", MODELS)

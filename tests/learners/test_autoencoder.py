@@ -112,9 +112,6 @@ def test_rows_of_the_data_are_gathered():
     assert_same_bits(some, gradient(learner, X[[4, 29, 0]]))
 
 
-# Noise
-
-
 def noisy(kind: str, amount: float) -> np.ndarray:
     x = np.full((400, 500), 0.5, dtype=np.float32)
     corrupt(x, kind, amount, np.random.default_rng(2))
@@ -135,16 +132,6 @@ def test_gaussian_noise_has_the_standard_deviation_asked_for():
     noise = np.float64(noisy("gaussian", 0.3)) - 0.5
     assert abs(noise.mean()) < 5 * 0.3 / np.sqrt(noise.size)
     assert abs(np.square(noise).mean() - 0.09) < 5 * 0.09 * np.sqrt(2 / noise.size)
-
-
-def test_the_examples_themselves_stay_clean():
-    X = examples()
-    before = X.copy()
-    gradient(make(corruption=("masking", 0.5)), X)
-    np.testing.assert_array_equal(X, before)
-
-
-# Training
 
 
 @pytest.mark.parametrize(

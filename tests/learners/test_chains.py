@@ -146,9 +146,6 @@ def test_chains_start_at_data_once():
     assert other._v[10:].any(), "they start at data anew"
 
 
-# The centred gradient
-
-
 def test_centring_is_its_definition():
     draws = np.random.default_rng(0)
     v, h = draws.normal(size=(14, 6)), draws.normal(size=(14, 4))
@@ -225,9 +222,6 @@ def test_centring_learns_spins_in_a_few_updates(monkeypatch):
         ising.divergence(p, ising.trained(X, 500, centred=kind, seed=0)) for kind in (False, True)
     )
     assert centred < 0.35 < plain
-
-
-# What a stack keeps of them
 
 
 CONVOLUTIONS = {"hidden": None, "layers": "1x4x4,conv:4x2,5"}

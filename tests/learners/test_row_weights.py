@@ -14,7 +14,6 @@ from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.data.weights import sequence_weights, weighted_means
 from syncpretrain.errors import CheckpointError, DataError, RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished
-from syncpretrain.learners.steps import WholeStep
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import MomentumSchedule, settings_from
@@ -111,12 +110,6 @@ def test_the_minibatches_of_an_epoch_have_the_gradient_of_all_rows(how, scale, w
         np.testing.assert_allclose(have, want, atol=within)
 
 
-def test_a_step_with_weights_is_no_program():
-    rbm = make(persistent=False, chains=0)
-    rbm.weigh_rows(np.float32([0, 2] * 5))
-    assert isinstance(step_for(rbm, 1, "examples"), WholeStep)
-
-
 def test_visible_biases_start_from_weighted_means():
     X = np.float32(rows("bernoulli") > 0)
     marked = X.copy()
@@ -130,9 +123,6 @@ def test_visible_biases_start_from_weighted_means():
     for stored in (X, SparseRows(csr.data, csr.indices, csr.indptr, X.shape[1])):
         means = weighted_means(stored, weights, missing=False)
         np.testing.assert_allclose(means, X[times].mean(axis=0), rtol=1e-6)
-
-
-# A call
 
 
 HOW = {"hidden": [HIDDEN, 3], "epochs": 2, "batch_size": 40, "warn": False}
@@ -156,12 +146,6 @@ def test_equal_weights_are_none(bits, how, shards):
     more = {**how, "shards": shards}
     alike = pretrain(bits, **HOW, **more, weights=np.full(200, 7))
     assert alike.parameters_sha256 == pretrain(bits, **HOW, **more).parameters_sha256
-
-
-def test_weights_count_in_minibatches_of_one_row(bits):
-    how = HOW | {"batch_size": 1, "epochs": 1, "persistent": True, "chains": 9}
-    stack = pretrain(bits, **how, weights=np.arange(200) % 2 + 1)
-    assert stack.parameters_sha256 != pretrain(bits, **how).parameters_sha256
 
 
 @pytest.mark.parametrize("what", ["persistent and missing values", "persistent and counts:16"])
@@ -226,9 +210,6 @@ def test_weights_are_one_number_a_row(bits, weights, message):
         pretrain(bits, **HOW, weights=weights)
 
 
-# A table
-
-
 @pytest.fixture
 def table(bits, tmp_path):
     path = tmp_path / "bits.csv"
@@ -282,9 +263,6 @@ def test_other_files_and_texts_have_no_weights(tmp_path, bits):
     path.write_text("a,w\n" + "1,x\n0,y\n" * 10)
     with pytest.raises(DataError, match="weights: got 'w', which holds texts"):
         load_dataset(path, weights="w")
-
-
-# Sequences
 
 
 def families(n: int, sites: int, letters: int, seed: int = 0) -> np.ndarray:

@@ -15,7 +15,6 @@ from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
-from syncpretrain.kernels.arrays import slices_of
 from syncpretrain.kernels.averaging import add_tree, sum_in_order
 from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.autoencoder import Autoencoder
@@ -51,23 +50,6 @@ def trained(training: Step, run=in_turn, *, steps=range(6), rows: int = BATCH) -
         training.train_step(X, np.arange(step, step + rows), epoch=1, step=step, run=run)
         for step in steps
     ]
-
-
-def test_cuts_make_up_the_whole():
-    for size in (0, 1, 5, 16, 1000):
-        for shards in (1, 2, 3, 7):
-            parts = slices_of(size, shards)
-            assert len(parts) == shards
-            assert [i for part in parts for i in range(size)[part]] == list(range(size))
-            assert max(p.stop - p.start for p in parts) - min(p.stop - p.start for p in parts) <= 1
-
-
-@pytest.mark.parametrize("count", range(1, 10))
-def test_the_tree_adds_all_of_them_once(count):
-    parts = [np.full(3, 2.0**i, dtype=np.float32) for i in range(count)]
-    first = parts[0]
-    assert add_tree(parts) is first
-    np.testing.assert_array_equal(first, 2.0**count - 1)
 
 
 def test_the_tree_adds_pairs_first():
@@ -232,24 +214,6 @@ def test_sparsity_in_shards_pulls_as_much_as_in_the_whole():
 def chain(units: str = "bernoulli") -> list[Affine]:
     lowest = "bernoulli" if KINDS[units].is_exclusive else units
     return make_chain((lowest, "relu", units), dtype=np.float32)
-
-
-@pytest.mark.parametrize("shards", [2, 3, 4])
-@pytest.mark.parametrize("split", ["units", "examples"])
-@pytest.mark.parametrize("units", KINDS)
-@pytest.mark.parametrize("rows", [10, 3])
-def test_a_network_in_shards_takes_the_step_of_the_whole(shards, split, units, rows):
-    loss = "cross-entropy" if units == "softmax" else "squared"
-    whole = Network(chain(units), loss=loss, batch_size=10)
-    cut = Network(chain(units), loss=loss, batch_size=10, shards=shards, split=split)
-    x, t = make_examples(units, rows, np.float32)
-    for network in (whole, cut):
-        optimizer = adam(network, weight_decay=0.1)
-        for step in range(4):
-            error = train(optimizer, x, t, rate=0.01, epoch=1, step=step)
-        network.reported = error
-    assert whole.reported == pytest.approx(cut.reported, rel=1e-4)
-    np.testing.assert_allclose(whole.parameters, cut.parameters, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -58,7 +58,8 @@ class TestRecords:
 
     @pytest.mark.parametrize("name", UNITS)
     def test_means_are_in_range_and_rise(self, name):
-        kind, a = kind_of(name), activate(X.copy(), name)
+        kind, a = kind_of(name), X.copy()
+        assert activate(a, name) is a
         np.testing.assert_allclose(a, MEANS[name](X), rtol=1e-12)
         assert kind.lower <= a.min() <= a.max() <= kind.upper
         assert (np.diff(a) >= 0).all()
@@ -70,7 +71,9 @@ class TestRecords:
     def test_derivatives_by_finite_differences(self, name):
         above, below = activate(X + 1e-6, name), activate(X - 1e-6, name)
         slope, a = np.ones_like(X), activate(X.copy(), name)
-        times_derivative(slope, a.copy(), name)
+        kept = a.copy()
+        times_derivative(slope, a, name)
+        np.testing.assert_array_equal(a, kept)
         np.testing.assert_allclose(slope, (above - below) / 2e-6, atol=1e-8)
         np.testing.assert_allclose(slope, SLOPES[name](a), rtol=1e-12)
         slopes = [np.ones_like(X), np.ones_like(X)]
@@ -107,6 +110,14 @@ class TestRecords:
         error_bar = out.std(axis=0) / np.sqrt(len(out))
         away = np.abs(out.mean(axis=0, dtype=np.float64) - integrated)
         assert (away < 5 * error_bar + 2e-5).all()
+
+    def test_a_binary_unit_fires_if_the_draw_is_below_its_probability(self):
+        x = np.float32([-1e30, 0, 0, 1e30])
+        u = np.float32([0, 0.5, 0.4999, 1 - 2**-24])
+        out = np.empty_like(x)
+        sample(x, "bernoulli", u, out=out)
+        assert out.tolist() == [0, 0, 1, 1]  # never at probability 0, always at 1
+        assert x.tolist() == [0, 0.5, 0.5, 1]
 
     @pytest.mark.parametrize("name", RBM_UNITS)
     def test_log_sums_by_enumeration_or_integration(self, name):
