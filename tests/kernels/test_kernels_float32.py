@@ -160,7 +160,7 @@ def test_zeros_and_what_is_not_finite_may_lie_anywhere(columns, zeros, form):
         a[:, rng.random(inner) < zeros] = 0
         a[-1, 0], b[0] = 2.0**-140, b[0] * 2.0**100  # smaller than normal numbers, and yet felt
         for k, j in ((-1, -1), (0, rng.integers(columns)), (rng.integers(inner), 0)):
-            b[k, j] = rng.choice([INF, NAN, 1])
+            b[k, j] = rng.choice([np.inf, np.nan, 1])
             expected = definition(a, b)
             for left, right in product(LAYOUTS, LAYOUTS):
                 found = compiled(laid_out(a, left), laid_out(b, right), form=form)
