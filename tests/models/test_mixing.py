@@ -78,7 +78,8 @@ def mixing_of(layer: DenseLayer, seed: int, steps: int = STEPS) -> Mixing:
 def test_models_that_mix_are_said_to_mix(seed):
     layer = random_layer(np.random.default_rng(seed))
     assert relaxation(layer) < STEPS / 50
-    assert mixing_of(layer, seed).sentences()[0].startswith(MIXED)
+    (sentence,) = mixing_of(layer, seed).sentences()
+    assert sentence.startswith(MIXED), "and not that the model is wrong"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -131,11 +132,6 @@ def test_a_wrong_model_that_mixes_is_said_to_be_wrong():
     assert first.startswith(MIXED)
     assert second.startswith("the model is wrong: by the chains")
     assert "in region on, and 50 % of the data" in second.replace("off", "on")
-
-
-def test_a_right_model_is_not_said_to_be_wrong():
-    for seed in range(5):
-        assert len(mixing_of(random_layer(np.random.default_rng(seed)), seed).sentences()) == 1
 
 
 def test_stacked_tempering_mixes_where_gibbs_does_not():

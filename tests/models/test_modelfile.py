@@ -47,29 +47,18 @@ def full_stack(kind: str = "classification") -> Stack:
     return Stack(layers, INFO, scaling, head)
 
 
+KINDS = ("classification", "regression")
 NARROW = {"input__shift": zeros(1), "input__scale": zeros(1) + 1}
 MIXED = Stack((make_stack().layers[0], make_stack(tied=False).layers[1]))
 STACKS = [make_stack(tied=tied, transposed=t) for tied in (True, False) for t in (True, False)]
 
 
-@pytest.mark.parametrize("stack", [*STACKS, MIXED])
+@pytest.mark.parametrize("stack", [*STACKS, MIXED, *map(full_stack, KINDS)])
 def test_a_stack_comes_back_bit_for_bit(tmp_path, stack):
     stack.save(str(tmp_path / MODEL_NAME))
     found = load(str(tmp_path))
     assert_equal(found, stack)
     assert found.parameters_sha256 == stack.parameters_sha256
-
-
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_units_models_scaling_and_head_come_back_bit_for_bit(tmp_path, kind):
-    stack = full_stack(kind)
-    stack.save(tmp_path / "a")
-    found = load(tmp_path / "a")
-    assert_equal(found, stack)
-    assert found.parameters_sha256 == stack.parameters_sha256
-    X = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
-    np.testing.assert_array_equal(found.predict(X), stack.predict(X))
-    np.testing.assert_array_equal(found.reconstruct(X), stack.reconstruct(X))
 
 
 @pytest.mark.parametrize("units", list(product(UNITS, UNITS)))

@@ -30,12 +30,6 @@ def test_by_reconstruction(stack):
     assert found.mean() == pytest.approx(stack_error(stack, X))
 
 
-def test_of_gaussian_units_over_standardized_values():
-    stack = normal_stack((6, 5), units=("gaussian", "bernoulli"), scaling=Scaling.of(9 * X - 4))
-    found = scores(stack, 9 * X - 4).mean()
-    assert found == pytest.approx(stack_error(stack, 9 * X - 4))
-
-
 def test_by_free_energy(stack):
     expected = free_energy(stack.layers[0], X)
     np.testing.assert_array_equal(scores(stack, X, by="free-energy"), expected)

@@ -6,7 +6,15 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import safetensors
-from modelfiles import arrays, assert_equal, loaded_though_damaged, refused, write_file, zeros
+from modelfiles import (
+    arrays,
+    assert_equal,
+    loaded_though_damaged,
+    meaning_of,
+    refused,
+    write_file,
+    zeros,
+)
 from randomconvolutions import convolutional_stack, random_layer
 from randomstacks import layer_errors
 
@@ -157,16 +165,13 @@ class TestFigures:
             log_z(layer)
 
 
-def meaning(stack, **changed):
+def meaning(stack, *, whole=None, **changed):
     """Return the text of what a stack's arrays mean, with another shape of layer 1."""
-    kinds = ("hidden_units", "visible_units", "model")
-    layers = [{name: getattr(layer, name) for name in kinds} for layer in stack.layers]
+    layers = meaning_of(stack)["layers"]
     for row, layer in zip(layers, stack.layers, strict=True):
         if isinstance(layer.shape, ConvolutionShape):
             row["shape"] = asdict(layer.shape)
-    layers[0]["shape"] |= changed
-    if "whole" in changed:
-        layers[0]["shape"] = changed["whole"]
+    layers[0]["shape"] = layers[0]["shape"] | changed if whole is None else json.loads(whole)
     return json.dumps({"layers": layers, "head": None})
 
 
@@ -217,9 +222,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
-            ({"whole": None}, "Expected `object`, got `null`"),
-            ({"whole": {}}, "missing required field"),
-            ({"whole": [2, 8, 6]}, "Expected `object`"),
+            ({"whole": "null"}, "Expected `object`, got `null`"),
+            ({"whole": "{}"}, "missing required field"),
+            ({"whole": "[2, 8, 6]"}, "Expected `object`"),
             ({"height": "8"}, "Expected `int`, got `str`"),
             ({"channels_first": 1}, "Expected `bool`, got `int`"),
             ({"pooling": "median"}, "is no convolution"),

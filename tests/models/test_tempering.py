@@ -254,6 +254,7 @@ TUNED = replace(UPPER, model="autoencoder")
         ((LOWER, UPPER), {"level": 0}, "expected 1 to 2"),
         ((LOWER, UPPER), {"steps": 0}, "expected 1 or more"),
         ((LOWER, UPPER), {"start": "data"}, "examples as an array"),
+        ((TUNED,), {"method": "gibbs"}, "before fine-tuning"),
         ((UPPER,), {"method": "gibbs", "count": 0}, "expected 1 or more"),
         ((UPPER,), {"method": "gibbs", "steps": 0}, "expected 1 or more"),
         ((UPPER,), {"method": "gibbs", "start": np.zeros((3, 2))}, "3 examples for 2 chains"),
@@ -317,18 +318,6 @@ def test_a_chain_remembers_its_start():
     stiff = DenseLayer(*(np.float32(x) for x in (200 * np.eye(4), [-100] * 4, [-100] * 4)))
     start = np.eye(4, dtype=np.float32)
     np.testing.assert_allclose(Stack((stiff,)).sample(4, steps=9, start=start), start, atol=1e-6)
-
-
-def test_the_seed_decides():
-    stack = Stack((make_layer(),))
-    np.testing.assert_array_equal(stack.sample(3, steps=4), stack.sample(3, steps=4))
-    assert (stack.sample(3, steps=4, seed=1) != stack.sample(3, steps=4)).any()
-
-
-def test_a_fine_tuned_top_is_refused():
-    layer = make_layer()
-    with pytest.raises(DataError, match="before fine-tuning"):
-        Stack((replace(layer, model="autoencoder"),)).sample(1)
 
 
 def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():
