@@ -67,9 +67,8 @@ def test_a_partition_function_makes_likelihoods_of_energies(stack, examples):
 
 def test_a_fine_tuned_layer_has_only_what_needs_no_rbm(stack, examples):
     lower, upper = stack.layers
-    rows = diagnose_layers(
-        Stack((replace(lower, model="autoencoder"), upper)), examples, examples, partition=True
-    )
+    tuned = Stack((replace(lower, model="autoencoder"), upper))
+    rows = diagnose_layers(tuned, examples, examples, partition=True)
     assert all(rows[0][name] is None for name in RBM_FIGURES)
     assert (rows[0]["dead_units"], rows[0]["saturated_units"]) == (1, 1)
     assert all(rows[1][name] is not None for name in RBM_FIGURES), "the other one is an RBM"
@@ -91,9 +90,7 @@ IDLE = {"dead_units", "saturated_units"}
         ("gaussian", "relu", NOT_BINARY | {"saturated_units"}),
     ],
 )
-def test_a_figure_without_a_meaning_for_the_units_is_none(
-    stack, examples, visible, hidden, missing
-):
+def test_a_figure_without_a_meaning_for_units_is_none(stack, examples, visible, hidden, missing):
     layer = replace(stack.layers[0], visible_units=visible, hidden_units=hidden)
     row = diagnose_layers(Stack((layer,)), examples[:25], examples[25:], partition=True)[0]
     assert {name for name, value in row.items() if value is None} == missing

@@ -78,11 +78,9 @@ def test_annealing_is_a_function_of_its_seed():
     "wrong", [{"chains": 0}, {"chains": -1}, {"steps": 0}, {"steps": 2.5}, {"words": math.nan}]
 )
 def test_numbers_that_anneal_nothing_are_refused(wrong):
-    layer = replace(
-        make_layer(), visible_units=f"counts:{VISIBLE}" if "words" in wrong else "bernoulli"
-    )
+    units = f"counts:{VISIBLE}" if "words" in wrong else "bernoulli"
     with pytest.raises(DataError, match=f"{next(iter(wrong))}: got"):
-        log_z_ais(layer, **wrong)
+        log_z_ais(replace(make_layer(), visible_units=units), **wrong)
 
 
 def test_one_chain_has_no_error_bar():
@@ -93,11 +91,10 @@ def test_one_chain_has_no_error_bar():
 
 def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
     """V E[log p(v_i | the others)] of independent units on with probabilities p, by enumeration."""
-    energies = dict(
-        zip(map(tuple, states(VISIBLE)), free_energy(layer, states(VISIBLE)), strict=True)
-    )
+    every = [tuple(v) for v in states(VISIBLE)]
+    energies = dict(zip(every, free_energy(layer, states(VISIBLE)), strict=True))
     total = 0.0
-    for v in map(tuple, states(VISIBLE)):
+    for v in every:
         chance = np.prod(np.where(v, p, 1 - p))
         for i in range(VISIBLE):
             other = (*v[:i], 1 - v[i], *v[i + 1 :])
@@ -145,10 +142,9 @@ def test_free_energy_of_every_kind_of_units(visible, hidden, scale):
         v = np.float64(np.float32(np.random.default_rng(0).normal(size=(100, VISIBLE))))
     alone = ((v - a) ** 2).sum(axis=1) / 2 if visible == "gaussian" else -v @ a
     units = [log_sum(v @ W[:, j] + b[j], b[j]) for j in range(HIDDEN)]
+    expected = alone - np.sum(units, axis=0)
     have = free_energy(layer, v.astype(np.float32))
-    np.testing.assert_allclose(
-        have, alone - np.sum(units, axis=0), atol=tolerance * HIDDEN, rtol=1e-9
-    )
+    np.testing.assert_allclose(have, expected, atol=tolerance * HIDDEN, rtol=1e-9)
 
 
 def test_a_rectified_unit_alone_is_its_stepped_copies_everywhere():

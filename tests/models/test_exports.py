@@ -126,10 +126,8 @@ class TestCommand:
     def test_the_default_is_the_classifier_by_the_suffix(self, call, run):
         said, _ = call("export", run, "--out", run / "c.npz")
         assert said == f"{run / 'c.npz'}: classifier, 4 columns to 3 classes\n"
-        close(
-            Reader(run / "c.npz")(inputs_of("table", "classifier")),
-            expected("table", "three", "classifier"),
-        )
+        found = Reader(run / "c.npz")(inputs_of("table", "classifier"))
+        close(found, expected("table", "three", "classifier"))
 
     def test_two_files_for_pytorch(self, call, run):
         options = ["--format", "torch", "--part", "autoencoder", "--out", run / "net.safetensors"]

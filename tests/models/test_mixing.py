@@ -179,12 +179,10 @@ def test_equal_examples_have_one_region():
 NO_VALUES = np.full_like(MODES, np.nan)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"chains": 9}, {"steps": 3}, {"X": MODES[:1]}, {"X": NO_VALUES}]
-)
-def test_too_little_is_refused(arguments):
+@pytest.mark.parametrize("wrong", [{"chains": 9}, {"steps": 3}, {"X": MODES[:1]}, {"X": NO_VALUES}])
+def test_too_little_is_refused(wrong):
     with pytest.raises(DataError, match="expected 2, 10 and 4 or more"):
-        Stack((two_modes(1, 0),)).mixing(**{"X": MODES, **arguments})
+        Stack((two_modes(1, 0),)).mixing(**{"X": MODES, **wrong})
 
 
 def test_weights_of_rows_weigh_the_shares_of_the_data():

@@ -41,9 +41,7 @@ def full_stack(kind: str = "classification") -> Stack:
     outputs, classes = (3, (7, -2, 10**12)) if kind == "classification" else (1, ())
     arrays = (rng.normal(size=size).astype(np.float32) for size in ((2, outputs), outputs))
     head = Head(*arrays, kind, classes)
-    scaling = Scaling(
-        rng.normal(size=4).astype(np.float32), rng.random(4).astype(np.float32) + 1e-3
-    )
+    scaling = Scaling(rng.normal(size=4).astype("f4"), rng.random(4).astype("f4") + 1e-3)
     return Stack(layers, INFO, scaling, head)
 
 
@@ -61,12 +59,11 @@ def test_a_stack_comes_back_bit_for_bit(tmp_path, stack):
     assert found.parameters_sha256 == stack.parameters_sha256
 
 
-@pytest.mark.parametrize("units", list(product(UNITS, UNITS)))
+@pytest.mark.parametrize(("below", "above"), product(UNITS, UNITS))
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
-def test_every_kind_of_layer_comes_back(tmp_path, units, model):
-    layer = replace(
-        make_stack().layers[0], visible_units=units[0], hidden_units=units[1], model=model
-    )
+def test_every_kind_of_layer_comes_back(tmp_path, below, above, model):
+    first = make_stack().layers[0]
+    layer = replace(first, visible_units=below, hidden_units=above, model=model)
     Stack((layer,)).save(tmp_path / "a")
     assert_equal(load(tmp_path / "a"), Stack((layer,)))
 

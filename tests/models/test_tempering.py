@@ -52,10 +52,8 @@ def make_stack(kinds: tuple[str, ...], seed: int) -> list[DenseLayer]:
     layers = []
     for below, above in pairwise(kinds):
         visible, hidden = STATES[below].shape[1], STATES[above].shape[1]
-        scale = 0.5 if below == above == "gaussian" else 1
-        weight, b, a = (
-            draws.uniform(-scale, scale, size=x) for x in ((visible, hidden), hidden, visible)
-        )
+        s = 0.5 if below == above == "gaussian" else 1
+        weight, b, a = (draws.uniform(-s, s, size=x) for x in ((visible, hidden), hidden, visible))
         layers.append(DenseLayer(weight, b, a, hidden_units=above, visible_units=below))
     return layers
 
@@ -196,9 +194,8 @@ def test_one_level_is_sampled_by_gibbs_as_states_in_data_units():
     p = joint(top).sum(axis=1) @ STATES["bernoulli"]
     np.testing.assert_allclose(found.mean(axis=0), p, atol=5 * 0.5 / np.sqrt(4000))
     own = joint(lower).sum(axis=1)
-    assert stack.sample(4000, level=1, steps=30).mean() == pytest.approx(
-        float(own @ LATTICE), abs=0.15
-    )
+    found = stack.sample(4000, level=1, steps=30).mean()
+    assert found == pytest.approx(float(own @ LATTICE), abs=0.15)
 
 
 @pytest.mark.parametrize("method", ["gibbs", "stacked"])

@@ -12,6 +12,7 @@ from syncpretrain import errors, finetune, pretrain
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.facts import look_at, units_of_array
+from syncpretrain.errors import CheckpointError
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.runs.prepare import completed
@@ -124,9 +125,8 @@ class TestRules:
 
     def test_the_line_has_the_rate_of_documents(self):
         facts = Facts(50_000, 4, high=9.0, are_counts=True, row_sum=100.0)
-        assert "whole numbers), learning rate 0.003, visible" in in_words(
-            facts, chosen(facts, (4, 8))
-        )
+        line = in_words(facts, chosen(facts, (4, 8)))
+        assert "whole numbers), learning rate 0.003, visible" in line
 
 
 class TestSettled:
@@ -330,13 +330,9 @@ class TestResume:
     )
     def test_another_call_is_refused(self, tmp_path, others, name):
         self.stopped(tmp_path)
-        with pytest.raises(
-            errors.CheckpointError, match=f"in which {name} was (?!another)[^;]+; give"
-        ):
+        with pytest.raises(CheckpointError, match=f"in which {name} was (?!another)[^;]+; give"):
             pretrain(table(), resume=tmp_path, **(RESUMED | others))
-        with pytest.raises(
-            errors.CheckpointError, match=r"is of another .* in which X was another"
-        ):
+        with pytest.raises(CheckpointError, match=r"is of another .* in which X was another"):
             pretrain(1 - table(), resume=tmp_path, **RESUMED)
 
     def test_a_state_that_names_no_validation_examples_goes_on(self, tmp_path, monkeypatch):
@@ -355,9 +351,7 @@ class TestResume:
     def test_a_call_with_other_validation_examples_is_refused(self, tmp_path):
         for first in (table()[:9], None):
             self.stopped(tmp_path, validation=first)
-            with pytest.raises(
-                errors.CheckpointError, match="in which validation was another; give"
-            ):
+            with pytest.raises(CheckpointError, match="in which validation was another; give"):
                 pretrain(table(), resume=tmp_path, validation=table()[9:18], **RESUMED)
             pretrain(table(), resume=tmp_path, validation=first, **RESUMED)
 

@@ -326,9 +326,7 @@ class TestFiles:
         rate=st.floats(1e-6, 10),
         objective=st.sampled_from(["none", "reconstruction"]),
     )
-    def test_what_is_written_is_read_back(
-        self, tmp_path_factory, depth, seed, workers, rate, objective
-    ):
+    def test_what_is_written_is_read(self, tmp_path_factory, depth, seed, workers, rate, objective):
         path = tmp_path_factory.mktemp("settings") / "config.toml"
         settings = settings_from(
             [9] * (depth + 1),

@@ -1,6 +1,7 @@
 """The text of convolutional stacks: what it stands for, and what is refused."""
 
 import re
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +23,8 @@ SHAPES = (
     ConvolutionShape(20, 12, 12, 50, 5, pool=2),
     DenseShape(800, 500),
 )
+SMALL = partial(ConvolutionShape, 3, 8, 6, 4, 3)
+FIRST = partial(SMALL, channels_first=True)
 
 
 class TestText:
@@ -53,13 +56,10 @@ class TestText:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ("3x8x6,conv:4x3:same", ConvolutionShape(3, 8, 6, 4, 3, 1, channels_first=True)),
-            ("3x8x6,conv:4x3:2", ConvolutionShape(3, 8, 6, 4, 3, 2, channels_first=True)),
-            (
-                "3x8x6,conv:4x3,pool:2:mean",
-                ConvolutionShape(3, 8, 6, 4, 3, 0, 2, "mean", channels_first=True),
-            ),
-            ("3x8x6,conv:4x3,pool:1:mean", ConvolutionShape(3, 8, 6, 4, 3, channels_first=True)),
+            ("3x8x6,conv:4x3:same", FIRST(1)),
+            ("3x8x6,conv:4x3:2", FIRST(2)),
+            ("3x8x6,conv:4x3,pool:2:mean", FIRST(0, 2, "mean")),
+            ("3x8x6,conv:4x3,pool:1:mean", FIRST()),
         ],
     )
     def test_pads_and_pooling(self, text, expected):
@@ -191,12 +191,12 @@ PARTS = st.one_of(
     st.builds(str, COUNTS),
     st.text(max_size=6),
 )
-SMALL = st.integers(1, 4)
+NUMBERS = st.integers(1, 4)
 SOUND = st.one_of(
-    st.builds("conv:{}x{}:same".format, SMALL, st.sampled_from([1, 3])),
-    st.builds("conv:{}x{},pool:2:mean".format, SMALL, SMALL),
-    st.builds("conv:{}x{}:1,pool:3".format, SMALL, SMALL),
-    st.builds(str, SMALL),
+    st.builds("conv:{}x{}:same".format, NUMBERS, st.sampled_from([1, 3])),
+    st.builds("conv:{}x{},pool:2:mean".format, NUMBERS, NUMBERS),
+    st.builds("conv:{}x{}:1,pool:3".format, NUMBERS, NUMBERS),
+    st.builds(str, NUMBERS),
 )
 TEXTS = st.one_of(
     st.text(max_size=20),
@@ -259,11 +259,8 @@ class TestWhatConvolutionsLack:
     ("shape", "text"),
     [
         (SHAPES[0], "1x28x28 conv 20x5 pool 2 -> 20x12x12"),
-        (
-            ConvolutionShape(3, 8, 6, 4, 3, 1, 2, "mean"),
-            "3x8x6 conv 4x3 pad 1 pool 2 mean -> 4x4x3",
-        ),
-        (ConvolutionShape(3, 8, 6, 4, 3), "3x8x6 conv 4x3 -> 4x6x4"),
+        (SMALL(1, 2, "mean"), "3x8x6 conv 4x3 pad 1 pool 2 mean -> 4x4x3"),
+        (SMALL(), "3x8x6 conv 4x3 -> 4x6x4"),
         (DenseShape(800, 500), "800-500"),
         (ImageShape(3, 8, 6), "3x8x6"),
     ],
