@@ -22,11 +22,9 @@ def test_without_pooch_the_notice_says_so(monkeypatch, tmp_path):
         download(["https://localhost/x"], tmp_path / "x", sha256="")
 
 
-@pytest.mark.parametrize(
-    ("limits", "words"), [((0, 60), "more than 0 bytes"), ((60, -1), "more than -1 s")]
-)
+@pytest.mark.parametrize(("limits", "words"), [((0, 60), "0 bytes"), ((60, -1), "-1 s")])
 def test_a_download_without_end_is_ended(limits, words):
-    with pytest.raises(OSError, match=words):
+    with pytest.raises(OSError, match=f"more than {words}"):
         fetch_module._Bounded(*limits, print).write(b"more")
 
 

@@ -121,15 +121,12 @@ def test_codes_and_energies_leave_missing_values_out(units):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"early_stopping": "free-energy-gap"},
-        {"model": "autoencoder", "early_stopping": "validation-error"},
-    ],
+    ("model", "metric"), [("rbm", "free-energy-gap"), ("autoencoder", "validation-error")]
 )
-def test_early_stopping_judges_known_values(more):
+def test_early_stopping_judges_known_values(model, metric):
     X = with_holes(rows())
-    options = {"epochs": 3, "batch_size": 8, "validation": X[:10]} | more
+    options = {"epochs": 3, "batch_size": 8, "validation": X[:10]}
+    options |= {"model": model, "early_stopping": metric}
     assert pretrain(X, layers=[6, 3], **options).info["epochs"][0] <= 3
 
 
@@ -163,10 +160,9 @@ def test_columns_without_values_are_refused(empty, units, message):
 
 
 def test_an_iterable_has_no_missing_values():
+    X = with_holes(rows())
     with pytest.raises(DataError, match="expected finite numbers"):
-        pretrain(
-            lambda number: [with_holes(rows())], layers=[6, 3], batch_size=8, handoff="minibatch"
-        )
+        pretrain(lambda number: [X], layers=[6, 3], batch_size=8, handoff="minibatch")
 
 
 def test_labels_can_be_learned_from_incomplete_rows_but_reconstruction_needs_targets():

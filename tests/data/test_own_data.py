@@ -351,11 +351,7 @@ TRANSPARENT = {  # file, image and options of Pillow, by what says which pixels 
     "P of GIF": lambda: ("2.gif", _of_palette(alpha=False), {"transparency": 0}),
     "L, tRNS": lambda: ("2.png", _image(SHADES), {"transparency": 7}),
     "RGB, tRNS": lambda: ("2.png", _image(SHADES, "RGB"), {"transparency": (7, 7, 7)}),
-    "16 bits, tRNS": lambda: (
-        "2.png",
-        _image(SHADES.astype(np.uint16) * 257),
-        {"transparency": 7 * 257},
-    ),
+    "16 bits, tRNS": lambda: ("2.png", _image(np.uint16(SHADES) * 257), {"transparency": 7 * 257}),
 }
 
 
@@ -468,9 +464,7 @@ class TestImages:
             (np.zeros((2, 2), np.uint8), "2.png", "2 x 2 pixels, expected 4 x 3"),
         ],
     )
-    def test_pixels_that_mean_nothing_beside_the_others_are_refused(
-        self, folder, save, pixels, name, words
-    ):
+    def test_pixels_that_do_not_fit_are_refused(self, folder, save, pixels, name, words):
         save(pixels, name)
         with pytest.raises(DataError, match=words):
             load_dataset(folder)
@@ -549,9 +543,7 @@ class TestImages:
         data = load_dataset(folder, validation=0)
         assert data.targets("train").tolist() == ["bird", "cat", "cat"]
 
-    def test_a_test_folder_without_a_class_keeps_the_numbers_of_classes(
-        self, folder, tmp_path_factory
-    ):
+    def test_a_test_folder_without_a_class_keeps_their_numbers(self, folder, tmp_path_factory):
         test = tmp_path_factory.mktemp("test")
         for name in ("dog", "fox"):
             shutil.copytree(folder / "dog", test / name)

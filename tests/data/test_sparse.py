@@ -271,9 +271,8 @@ def test_a_document_without_words_divides_by_no_zero():
 def test_arrays_that_do_not_fit_each_other_are_refused(name, at, value):
     matrix = csr(DENSE)
     getattr(matrix, name)[at] = value
-    with pytest.raises(
-        errors.DataError, match=r"^X: got a sparse matrix whose arrays do not fit each"
-    ):
+    words = "^X: got a sparse matrix whose arrays do not fit each"
+    with pytest.raises(errors.DataError, match=words):
         rows_of_matrix(matrix, "X")
 
 
