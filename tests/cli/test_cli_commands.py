@@ -59,8 +59,7 @@ class TestEvaluate:
         assert list(report) == figures
         assert report["accuracy"] is None
         assert report["data"] == metrics["data"]
-        whole = metrics["reconstruction_error"]
-        assert report["reconstruction_error"] == pytest.approx(whole)
+        assert report["reconstruction_error"] == pytest.approx(metrics["reconstruction_error"])
         for now, then in zip(report["layers"], metrics["layers"], strict=True):
             errors = now["reconstruction_error"]
             assert errors.pop("test") is None
@@ -319,8 +318,7 @@ class TestHelp:
     @pytest.mark.parametrize("command", ["train", "compare"])
     def test_each_section_fits_a_screen(self, monkeypatch, call, command):
         monkeypatch.setenv("COLUMNS", "80")
-        text = call(command, "--help")
-        blocks = text.split("\n\n")
+        blocks = call(command, "--help").split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
         assert ", ".join(list(sections)[-12:]) == (
             "Data and settings, Model, Learning, RBMs, Autoencoders, Schedule, Workers, Fine-tuning"
@@ -343,8 +341,7 @@ class TestHelp:
         assert OPTIONS.keys() <= {param.name for param in command.params}
 
     def test_the_version(self):
-        found = program("--version")
-        assert found.stdout == f"syncpretrain {syncpretrain.__version__}\n"
+        assert program("--version").stdout == f"syncpretrain {syncpretrain.__version__}\n"
 
 
 def program(*arguments):

@@ -104,8 +104,7 @@ def test_samples_and_codes(call, refusal, tmp_path):
 
 
 def test_figures(call):
-    report = json.loads(call("evaluate", "rbm", "--json")[0])
-    first, _, top = report["layers"]
+    first, _, top = json.loads(call("evaluate", "rbm", "--json")[0])["layers"]
     assert first["pseudo_likelihood"] is None
     assert first["dead_units"] == 0
     assert top["pseudo_likelihood"] < 0
@@ -144,8 +143,7 @@ def test_the_planned_schedule_trains(call, tmp_path, monkeypatch):
 def test_a_usual_sparsity_cost_goes_with_the_layers_of_its_file(call, tmp_path, change):
     assert read_settings(Path("rbm/config.toml")).pretrain.sparsity_cost == (1.0, 1.0, 0.0)
     call("train", *TRAIN, "--config", "rbm/config.toml", *change, "--out", tmp_path / "run")
-    found = read_settings(tmp_path / "run" / "config.toml").pretrain
-    assert set(found.sparsity_cost) == {0.0}
+    assert set(read_settings(tmp_path / "run" / "config.toml").pretrain.sparsity_cost) == {0.0}
 
 
 def test_a_sparsity_cost_that_was_asked_for_stays(call, tmp_path):

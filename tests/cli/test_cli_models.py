@@ -104,8 +104,7 @@ class TestClassification:
 
     def test_so_many_labels_are_kept(self, call, out):
         given = ("--labels", 30, "--finetune-batch-size", 10, "--out", out, "--json")
-        report = json.loads(call("train", *CLASSES, *given)[0])
-        right = report["accuracy"]["train"] * 30
+        right = json.loads(call("train", *CLASSES, *given)[0])["accuracy"]["train"] * 30
         assert right == pytest.approx(round(right)), "a share of the labelled ones"
         assert read_settings(out / "config.toml").data.labels == 30
 
@@ -113,8 +112,7 @@ class TestClassification:
         given = ("--finetune-patience", 2, "--finetune-learning-rate", 1e-30, "--quiet")
         call("train", *DIGITS, "--finetune", "classification", *given, "--out", out)
         lines = (out / "events.jsonl").read_text().splitlines()
-        events = [json.loads(line)["event"] for line in lines]
-        assert events.count("FinetuneEpochFinished") < 10
+        assert [json.loads(line)["event"] for line in lines].count("FinetuneEpochFinished") < 10
         assert read_settings(out / "config.toml").finetune.patience == 2
 
     def test_evaluate_says_what_training_said(self, call, folder):

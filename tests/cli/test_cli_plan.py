@@ -48,20 +48,12 @@ class TestPlan:
         assert names[:2] == ["greedy, one core", "pipeline, one core"]
         assert report["choice"] in names
         for candidate in report["candidates"]:
-            assert " ".join(sorted(candidate)) == (
-                "bytes epochs floor_share name seconds settings speedup"
-            )
+            fields = "bytes epochs floor_share name seconds settings speedup"
+            assert " ".join(sorted(candidate)) == fields
         measured = "step_ms contention products_ms blas_step_ms sharded_ms"
         assert set(report["measured"][0]) == set(measured.split())
         chosen = next(each for each in report["candidates"] if each["name"] == report["choice"])
         assert chosen["settings"] == report["settings"]
-
-    def test_the_command_that_it_prints_trains(self, call):
-        out, _ = call("plan", *STACK, *QUICK, "--json")
-        words = json.loads(out)["command"].split()
-        assert words[0] == "syncpretrain"
-        trained, _ = call(*words[1:], "--data", "x.npy", "--json")
-        assert json.loads(trained)["schedule"] in words
 
     def test_own_products(self, call):
         own = ("--products", "own", "--finetune", "reconstruction", "--finetune-products", "own")
@@ -73,8 +65,7 @@ class TestPlan:
     def test_a_preset_gives_the_stack(self, call):
         out, _ = call("plan", "--preset", "fast", "--layers", "16,8,4", *QUICK, "--json")
         report = json.loads(out)
-        assert report["layers"] == [16, 8, 4]
-        assert report["epochs"] == [1, 1]
+        assert (report["layers"], report["epochs"]) == ([16, 8, 4], [1, 1])
         assert report["command"].startswith("syncpretrain train --preset fast --layers 16,8,4 ")
 
     def test_refusals(self, call):

@@ -181,8 +181,7 @@ class TestTrain:
         given = (*TRAIN, "--data", "x.npy", "--layers", "16,8,4", "--batch-size", 10)
         given += ("--runtime", runtime)
         before = sorted(folder.rglob("*"))
-        line = refusal(*given, *options.split())
-        assert line.startswith(f"Error: {message}")
+        assert refusal(*given, *options.split()).startswith(f"Error: {message}")
         assert sorted(folder.rglob("*")) == before
 
     @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -202,8 +201,7 @@ class TestTrain:
     def test_data(self, folder, refusal, data, message, runtime):
         given = ("--layers", "16,8", "--batch-size", 10, "--runtime", runtime)
         given += ("--visible-units", "bernoulli")
-        line = refusal(*TRAIN, "--data", data, *given)
-        assert line.startswith(f"Error: {message}")
+        assert refusal(*TRAIN, "--data", data, *given).startswith(f"Error: {message}")
         assert not (folder / "new").exists()
         assert not (folder / "runs").exists()
 

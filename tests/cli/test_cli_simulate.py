@@ -95,8 +95,7 @@ def test_cores_of_this_machine_are_measured_together(call):
     assert report["latency"] == 0
     devices = [run["devices"] for run in report["curves"][0]["runs"]]
     assert devices == [1, *sizes(usable_cores())]
-    measured = {own["devices"] for cost in report["costs"] for own in cost["shared"]}
-    assert measured <= set(devices)
+    assert {own["devices"] for cost in report["costs"] for own in cost["shared"]} <= set(devices)
 
 
 @pytest.mark.usefixtures("fonts")

@@ -62,8 +62,7 @@ class _StopError(Exception):
 class TestTrain:
     def test_the_run_keeps_what_it_needs_to_be_repeated(self, folder):
         config = msgspec.toml.decode((folder / "tuned" / "config.toml").read_text())
-        data = {"name": str(folder / "t.csv"), "target": "kind", "test": "0.2"}
-        assert config["data"] == data
+        assert config["data"] == {"name": str(folder / "t.csv"), "target": "kind", "test": "0.2"}
         columns = json.loads((folder / "tuned" / "columns.json").read_text())
         assert [column["name"] for column in columns["features"]] == list("abcd")
         assert columns["target"]["classes"] == ["u", "v", "w"]
@@ -397,8 +396,7 @@ class TestFinetune:
         assert config["data"]["target"] == "kind"
         assert "drop" not in config["data"], "that of other data"
         assert config["finetune"]["objective"] == "classification"
-        metrics = json.loads(Path("new/metrics.json").read_text())
-        assert metrics["data"]["test"] == 18
+        assert json.loads(Path("new/metrics.json").read_text())["data"]["test"] == 18
         data = load_dataset("t.csv", target="kind", test=0.2)
         again = syncpretrain.finetune(
             before,

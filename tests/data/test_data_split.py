@@ -12,8 +12,7 @@ from syncpretrain.errors import DataError
 @st.composite
 def splits(draw):
     labels = np.array(draw(st.lists(st.integers(-2, 5), min_size=1, max_size=80)))
-    held_out = draw(st.integers(0, len(labels) - 1))
-    return labels, held_out, draw(st.integers(0, 2**63 - 1))
+    return labels, draw(st.integers(0, len(labels) - 1)), draw(st.integers(0, 2**63 - 1))
 
 
 def is_partition(kept, held, n, held_out):
@@ -112,6 +111,5 @@ class TestFractions:
         data = from_rows("n", Rows(X, labels), source="s", parts=(train, held, np.arange(0)))
         assert np.allclose(data.train[:, 0] * 10, data.train_labels)
         assert np.allclose(data.validation[:, 2] * 10, data.validation_labels)
-        assert data.test.shape == (0, 3)
-        assert data.width == 3
+        assert (data.test.shape, data.width) == ((0, 3), 3)
         assert data.train.dtype == data.test.dtype == np.float32

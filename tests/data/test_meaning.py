@@ -58,8 +58,7 @@ class TestRowsOfAnyType:
         np.testing.assert_allclose(alone, stack.encode(BYTES), rtol=1e-5)
 
     def test_bytes_that_were_divided_are_not_divided_again(self):
-        stack = trained_on(BYTES)
-        same(stack, BYTES[1:] / np.float32(255), BYTES[1:])
+        same(trained_on(BYTES), BYTES[1:] / np.float32(255), BYTES[1:])
 
     def test_of_a_list_and_of_a_frame(self):
         stack = trained_on(BYTES)
@@ -120,8 +119,7 @@ class TestWhatCannotBeTold:
 
 class TestEveryDoor:
     def test_bytes_are_divided_for_a_stack_of_shares(self):
-        stack = trained_on(SHARES)
-        same(stack, BYTES, BYTES / np.float32(255))
+        same(trained_on(SHARES), BYTES, BYTES / np.float32(255))
 
     def test_examples_to_validate_with(self):
         floats = BYTES.astype("f4")
@@ -209,8 +207,7 @@ class TestEveryDoor:
                 made.predict(wrong)
 
     def test_a_saved_stack(self, tmp_path):
-        stack = trained_on(BYTES)
-        stack.save(tmp_path / "model.safetensors")
+        trained_on(BYTES).save(tmp_path / "model.safetensors")
         same(load(tmp_path / "model.safetensors"), BYTES.astype("i4"), BYTES)
 
     def test_a_stack_of_an_interrupted_call(self):
@@ -358,11 +355,9 @@ class TestColumnsWithALargeOffset:
 
     def test_estimators(self):
         y = TIMES[:, 0] > np.median(TIMES[:, 0])
-        classifier = DBNClassifier(random_state=0).fit(TIMES, y)
-        assert classifier.score(TIMES, y) > 0.97
+        assert DBNClassifier(random_state=0).fit(TIMES, y).score(TIMES, y) > 0.97
         made = StackedRBM(hidden=4, epochs=2, random_state=0).fit(TIMES)
-        back = made.inverse_transform(made.transform(TIMES))
-        assert len(np.unique(back[:, 0])) > 50
+        assert len(np.unique(made.inverse_transform(made.transform(TIMES))[:, 0])) > 50
 
     def test_parts_of_one_row_and_of_many(self):
         made = StackedRBM(hidden=4, random_state=0)
@@ -414,8 +409,7 @@ class TestColumnsWithALargeOffset:
         seen = trained_on(X, visible_units="gaussian").prepared(X)
         np.testing.assert_allclose(seen, (X - X.mean(0)) / X.std(0), atol=2e-5)
         purities = 1 - 1e-9 * np.abs(DRAWS.normal(size=(200, 3)))
-        stack = trained_on(purities, visible_units="gaussian")
-        assert np.ptp(stack.prepared(purities)) > 2
+        assert np.ptp(trained_on(purities, visible_units="gaussian").prepared(purities)) > 2
 
     def test_a_stream_refuses_it(self, tmp_path):
         np.save(tmp_path / "x.npy", TIMES)

@@ -168,8 +168,7 @@ def test_an_iterable_has_no_missing_values():
 def test_labels_can_be_learned_from_incomplete_rows_but_reconstruction_needs_targets():
     X = with_holes(rows())
     stack = pretrain(X, layers=[6, 3], epochs=1, batch_size=8)
-    tuned = finetune(stack, X, np.arange(40) % 2, epochs=1, batch_size=8)
-    assert set(tuned.predict(X)) <= {0, 1}
+    assert set(finetune(stack, X, np.arange(40) % 2, epochs=1, batch_size=8).predict(X)) <= {0, 1}
     with pytest.raises(DataError, match=r"^X: got NaN, .*Stack.impute"):
         finetune(stack, X, epochs=1, batch_size=8)
 

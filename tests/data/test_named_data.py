@@ -212,8 +212,7 @@ class TestFetch:
 
     def test_the_next_address_is_tried(self, server, small, monkeypatch):
         addresses = ("http://127.0.0.1:1/", f"{server[0]}/kmnist/")
-        named = replace(named_data("kmnist"), addresses=addresses)
-        assert len(fetch(named)) == 4
+        assert len(fetch(replace(named_data("kmnist"), addresses=addresses))) == 4
 
     def test_offline(self, small, monkeypatch):
         monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")

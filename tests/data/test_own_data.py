@@ -143,8 +143,7 @@ class TestTarget:
 
     def test_the_names_of_the_classes_are_a_part_of_the_hash(self, folder):
         before = load(folder).sha256
-        text = (folder / "t.csv").read_text()
-        (folder / "t.csv").write_text(text.replace(",w\n", ",z\n"))
+        (folder / "t.csv").write_text((folder / "t.csv").read_text().replace(",w\n", ",z\n"))
         assert load(folder).sha256 != before
 
 
@@ -153,8 +152,7 @@ class TestParts:
         data = load(folder, test=0.2)
         assert (len(data.train), len(data.validation), len(data.test)) == (44, 4, 12)
         assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
-        again = load(folder, test="0.2")
-        np.testing.assert_array_equal(again.test, data.test)
+        np.testing.assert_array_equal(load(folder, test="0.2").test, data.test)
         assert load(folder, test=0.2, seed=1).test.tolist() != data.test.tolist()
 
     def test_no_example_is_in_two_parts(self, tmp_path):
@@ -178,8 +176,7 @@ class TestParts:
 
     def test_a_file_to_test_with(self, folder):
         data = load(folder, test=folder / "few.csv")
-        assert data.test.tolist() == [[0.5, 1], [0.25, 0]]
-        assert data.test_labels.tolist() == [0, 2]
+        assert (data.test.tolist(), data.test_labels.tolist()) == ([[0.5, 1], [0.25, 0]], [0, 2])
         data = load(folder, test=folder / "more.csv")
         assert data.test.tolist() == [[0.5, 1], [0.25, 0]], "by the names of the columns"
         assert data.test_labels.tolist() == [UNLABELLED] * 2
@@ -590,8 +587,7 @@ class TestParquet:
 
     def test_a_frame_with_an_index(self, write, folder):
         pandas = pytest.importorskip("pandas", reason="a DataFrame is written")
-        frame = pandas.DataFrame({"x": [0.5, 0.25, 1.0]}, index=[7, 5, 3])
-        frame.to_parquet(folder / "x.parquet")
+        pandas.DataFrame({"x": [0.5, 0.25, 1.0]}, index=[7, 5, 3]).to_parquet(folder / "x.parquet")
         data = load_dataset(folder / "x.parquet", validation=0)
         assert data.train.tolist() == [[0.5], [0.25], [1]]
         assert "left out '__index_level_0__', the index" in data.notices[0]

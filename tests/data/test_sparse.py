@@ -339,8 +339,7 @@ class TestTraining:
         stack = pretrain(csr(X), validation=csr(X), visible_units=COUNTS, **OPTIONS)
         stack.encode(csr(X))
         scores(stack, csr(X))
-        rows = rows_of_matrix(csr(X), "X")
-        assert stack_error(stack, rows) > 0
+        assert stack_error(stack, rows_of_matrix(csr(X), "X")) > 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", errors.PoorResultWarning)
             tuned = finetune(stack, csr(X), y, epochs=1, batch_size=100)
@@ -441,12 +440,10 @@ class TestEstimators:
         own = {"hidden": (6,), "batch_size": 10, "epochs": 2, "random_state": 0}
         X = sparse.csr_matrix(BITS)
         rbm = estimators.StackedRBM(**own)
-        codes = rbm.fit_transform(X)
-        close(codes, estimators.StackedRBM(**own).fit_transform(BITS))
+        close(rbm.fit_transform(X), estimators.StackedRBM(**own).fit_transform(BITS))
         close(rbm.score_samples(X), rbm.score_samples(BITS))
         assert rbm.partial_fit(X).transform(X).shape == (70, 6)
         classifiers = [estimators.DBNClassifier(**own, finetune_epochs=3) for _ in range(2)]
         one, other = classifiers[0].fit(X, y), classifiers[1].fit(BITS, y)
         close(one.predict_proba(X), other.predict_proba(BITS), atol=1e-3)
-        counts = estimators.StackedRBM(**own).fit(sparse.csr_matrix(DENSE))
-        assert counts.stack_.units[0] == COUNTS
+        assert estimators.StackedRBM(**own).fit(sparse.csr_matrix(DENSE)).stack_.units[0] == COUNTS

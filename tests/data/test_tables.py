@@ -86,8 +86,7 @@ class TestReading:
     def test_a_quote_that_does_not_end_takes_no_other_rows(self, tmp_path, text):
         with pytest.raises(DataError, match="a quote in the row that begins in line 3 has no end"):
             table(tmp_path, text)
-        found = table(tmp_path, 'a,b\n1,"x\n#y"\n2,z\n')
-        assert cells(found.column("b")) == ["x\n#y", "z"]
+        assert cells(table(tmp_path, 'a,b\n1,"x\n#y"\n2,z\n').column("b")) == ["x\n#y", "z"]
 
     def test_a_column_without_a_name_has_its_number(self, tmp_path):
         found = table(tmp_path, ",a\n0,5\n1,6\n")
@@ -349,8 +348,7 @@ class TestColumns:
         X = columns.encode(table(tmp_path, TEXT))
         given, order = table(tmp_path, TEXT), [3, 1, 4, 0, 2]
         names, values = (tuple(own[i] for i in order) for own in (given.names, given.columns))
-        other = Table("y", names, values)
-        np.testing.assert_array_equal(columns.encode(other), X)
+        np.testing.assert_array_equal(columns.encode(Table("y", names, values)), X)
 
     @pytest.mark.parametrize(
         ("text", "words"),

@@ -10,11 +10,7 @@ from sklearn.base import clone
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor, committee, fit_choices
 from syncpretrain.sklearn.base import training_rows
-from syncpretrain.sklearn.fit_choices import (
-    OF_MANY_LABELS,
-    are_measurements,
-    of_many_numbers,
-)
+from syncpretrain.sklearn.fit_choices import OF_MANY_LABELS, are_measurements, of_many_numbers
 from syncpretrain.sklearn.predictors import StackPredictor
 
 RNG = np.random.default_rng(0)
@@ -44,8 +40,6 @@ def test_measurements(table, units, expected):
 
 
 class TestManyLabels:
-    """Of many labels of measurements all hidden units are rectified, without a trial."""
-
     X = np.random.default_rng(5).normal(size=(120, 4))
     Y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
 

@@ -5,13 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from commandline import exit_status
-from estimatorkinds import (
-    DBNClassifier,
-    DBNRegressor,
-    StackAnomalyDetector,
-    StackedAutoencoder,
-    StackedRBM,
-)
+from estimatorkinds import ESTIMATORS, DBNClassifier, DBNRegressor, StackedRBM
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_blobs
 
 from syncpretrain import finetune, load, pretrain
@@ -22,8 +17,8 @@ from syncpretrain.sklearn import base
 
 SMALL = {"hidden": (8,), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
 TUNED = {**SMALL, "finetune_epochs": 40, "settings": {"finetune_learning_rate": 0.02}}
-STILL = {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}
-STILL = {"finetune_epochs": 1, "settings": STILL}
+STILL = {"settings": {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}}
+STILL |= {"finetune_epochs": 1}
 BLOBS, PLACES = make_blobs(90, 4, centers=3, cluster_std=0.5, random_state=1)
 NAMES = np.array(["oak", "ash", "elm"])
 CLASSES = {
@@ -55,9 +50,7 @@ class TestPredictions:
         fitted = DBNRegressor(**TUNED).fit(BLOBS, y)
         stack = saved(fitted.stack_, tmp_path)
         assert stack.predict(BLOBS).shape == y.shape
-        np.testing.assert_allclose(
-            stack.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-6, atol=1e-5
-        )
+        assert_allclose(stack.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-6, atol=1e-5)
 
 
 class TestWarmStart:
@@ -65,9 +58,7 @@ class TestWarmStart:
     def test_the_head_goes_on(self, y):
         fitted = DBNClassifier(**TUNED).fit(BLOBS, y)
         again = DBNClassifier(pretrained=fitted, **STILL).fit(BLOBS, y)
-        np.testing.assert_allclose(
-            again.predict_proba(BLOBS), fitted.predict_proba(BLOBS), atol=1e-4
-        )
+        assert_allclose(again.predict_proba(BLOBS), fitted.predict_proba(BLOBS), atol=1e-4)
 
     def test_of_some_classes_in_another_order(self):
         fitted = DBNClassifier(**TUNED).fit(BLOBS, CLASSES["texts"])
@@ -86,7 +77,7 @@ class TestWarmStart:
     def test_of_numbers(self):
         fitted = DBNRegressor(**TUNED).fit(BLOBS, FAR)
         again = DBNRegressor(pretrained=fitted, **STILL).fit(BLOBS[:50], FAR[:50])
-        np.testing.assert_allclose(again.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-5)
+        assert_allclose(again.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-5)
         classes = DBNClassifier(**TUNED, pretrained=fitted).fit(BLOBS, PLACES)
         assert classes.score(BLOBS, PLACES) > 0.9
 
@@ -95,9 +86,7 @@ class TestWarmStart:
             DBNClassifier(pretrained=DBNClassifier()).fit(BLOBS, PLACES)
 
 
-@pytest.mark.parametrize(
-    "estimator", [DBNClassifier, DBNRegressor, StackedAutoencoder, StackAnomalyDetector]
-)
+@pytest.mark.parametrize("estimator", [own for own in ESTIMATORS if own is not StackedRBM])
 @pytest.mark.parametrize(
     ("own", "match"),
     [
@@ -137,16 +126,15 @@ class TestBytes:
     def test_are_numbers_to_the_stack_too(self, X, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(X, LABELS)
         expected = fitted.predict_proba(X.astype(float))
-        np.testing.assert_array_equal(fitted.predict_proba(X), expected)
+        assert_array_equal(fitted.predict_proba(X), expected)
         for rows in (X, X.astype(float), mapped(X, tmp_path)):
-            own = saved(fitted.stack_, tmp_path).predict_proba(rows)
-            np.testing.assert_allclose(own, expected, atol=1e-6)
+            assert_allclose(saved(fitted.stack_, tmp_path).predict_proba(rows), expected, atol=1e-6)
 
     @pytest.mark.parametrize("method", ["fit", "partial_fit"])
     def test_of_standardized_columns(self, method):
         X = BYTES[:, :10]
         fitted = getattr(StackedRBM(**CODED), method)(X)
-        np.testing.assert_allclose(fitted.stack_.encode(X), fitted.transform(X), atol=1e-6)
+        assert_allclose(fitted.stack_.encode(X), fitted.transform(X), atol=1e-6)
 
     def test_fine_tuning_goes_on(self, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
@@ -159,7 +147,7 @@ class TestBytes:
         names = (tmp_path / name for name in ("model.safetensors", "rows.npy", "codes.npy"))
         model, rows, codes = map(str, names)
         assert exit_status("encode", model, "--data", rows, "--out", codes) == 0
-        np.testing.assert_array_equal(np.load(codes), fitted.stack_.encode(BYTES.astype(float)))
+        assert_array_equal(np.load(codes), fitted.stack_.encode(BYTES.astype(float)))
 
 
 def test_bytes_of_0_and_1_in_a_mapped_file_are_fine_tuned_as_in_memory(tmp_path):
@@ -194,21 +182,19 @@ class TestSharedRange:
 
     def test_scores_and_codes_are_those_of_the_shares(self, scaled):
         plain, X = replace(scaled, scaling=None), 16 * IMAGES - 3
-        np.testing.assert_allclose(scaled.encode(X), plain.encode(IMAGES), atol=1e-6)
+        assert_allclose(scaled.encode(X), plain.encode(IMAGES), atol=1e-6)
         for by in ("reconstruction", "free-energy"):
             found, expected = scores(scaled, X, by=by), scores(plain, IMAGES, by=by)
-            np.testing.assert_allclose(found, expected, rtol=1e-4)
+            assert_allclose(found, expected, rtol=1e-4)
         holes = np.where(BYTES[:100, :1] > 8, np.nan, X[:100])
         filled = plain.impute((holes + 3) / 16, steps=2, samples=2)
-        np.testing.assert_allclose(
-            scaled.impute(holes, steps=2, samples=2), 16 * filled - 3, atol=1e-4
-        )
+        assert_allclose(scaled.impute(holes, steps=2, samples=2), 16 * filled - 3, atol=1e-4)
 
     def test_a_perceptron_cannot_take_it_back(self, scaled):
         with pytest.raises(SettingsError, match="cannot take probabilities back to the range"):
             scaled.to_sklearn(part="decoder")
         codes = scaled.to_sklearn().predict(16 * IMAGES - 3)
-        np.testing.assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
+        assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
 
 
 def test_scores_on_the_command_line_need_the_training_examples(scaled, tmp_path, capsys):

@@ -99,8 +99,7 @@ def test_a_figure_without_a_meaning_for_units_is_none(stack, examples, visible, 
 
 def test_rectified_units_that_are_off_are_dead(stack, examples):
     layer = replace(stack.layers[0], hidden_units="relu")
-    row = diagnose_layers(Stack((layer,)), examples, NONE)[0]
-    assert row["dead_units"] == 1
+    assert diagnose_layers(Stack((layer,)), examples, NONE)[0]["dead_units"] == 1
 
 
 def test_gaussian_visible_units_are_looked_at_standardized(stack, examples):

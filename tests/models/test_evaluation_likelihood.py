@@ -13,16 +13,8 @@ from unitkinds import INPUT_UNITS, LOG_SUMS, RBM_UNITS
 
 from syncpretrain import Stack
 from syncpretrain.errors import DataError
-from syncpretrain.models.likelihood import (
-    POPULATIONS,
-    Words,
-    annealed_over_lengths,
-    enumerated_over_lengths,
-    free_energy,
-    log_z,
-    log_z_ais,
-    pseudo_likelihood,
-)
+from syncpretrain.models import likelihood
+from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais, pseudo_likelihood
 from syncpretrain.models.perplexity import perplexity
 from syncpretrain.models.stack import DenseLayer
 from syncpretrain.rng import Purpose, generator
@@ -64,8 +56,7 @@ def test_annealing_agrees_with_enumeration_within_its_error_bar():
 
 
 def test_annealing_is_exact_where_there_is_nothing_to_anneal():
-    layer = make_layer(30, 25, scale=0)
-    assert log_z(layer).value == pytest.approx(55 * math.log(2))
+    assert log_z(make_layer(30, 25, scale=0)).value == pytest.approx(55 * math.log(2))
 
 
 def test_annealing_is_a_function_of_its_seed():
@@ -85,8 +76,7 @@ def test_numbers_that_anneal_nothing_are_refused(wrong):
 
 def test_one_chain_has_no_error_bar():
     found = log_z_ais(make_layer(), chains=1, steps=50)
-    assert found.low == -math.inf
-    assert found.high == math.inf
+    assert (found.low, found.high) == (-math.inf, math.inf)
 
 
 def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
@@ -195,13 +185,13 @@ LENGTHS = np.array([1.0, 2, 3, 7, 40])
 rng = np.random.default_rng
 
 
-def words_of(hidden: int, vocabulary: int = 4, seed: int = 0) -> Words:
+def words_of(hidden: int, vocabulary: int = 4, seed: int = 0) -> likelihood.Words:
     draws = rng(seed)
     sizes = (vocabulary, hidden), vocabulary, hidden
-    return Words(*(draws.normal(0, 0.7, size) for size in sizes))
+    return likelihood.Words(*(draws.normal(0, 0.7, size) for size in sizes))
 
 
-def stack_of(words: Words, units: str = "counts") -> Stack:
+def stack_of(words: likelihood.Words, units: str = "counts") -> Stack:
     W, a, b = (array.astype("f4") for array in words)
     text = f"{units}:{len(a)}"
     return Stack((DenseLayer(W, b, a, visible_units=text, hidden_units="bernoulli", model="rbm"),))
@@ -215,7 +205,7 @@ def documents(vocabulary: int, n: int = 30) -> np.ndarray:
 
 def test_z_sums_over_all_documents_of_a_length():
     words = words_of(3)
-    found = enumerated_over_lengths(words, LENGTHS[:3])
+    found = likelihood.enumerated_over_lengths(words, LENGTHS[:3])
     layer = stack_of(words).layers[0]
     for length, have in zip((1, 2, 3), found, strict=True):
         orders = np.eye(4)[list(product(range(4), repeat=length))].sum(axis=1)
@@ -226,10 +216,10 @@ def test_z_sums_over_all_documents_of_a_length():
 @pytest.mark.parametrize("steps", [12, 40])
 def test_annealing_is_unbiased_at_every_length(steps):
     words = words_of(6)
-    exact = enumerated_over_lengths(words, LENGTHS)
-    found = annealed_over_lengths(words, LENGTHS, chains=40, steps=steps, draws=rng(1))
+    exact = likelihood.enumerated_over_lengths(words, LENGTHS)
+    found = likelihood.annealed_over_lengths(words, LENGTHS, chains=40, steps=steps, draws=rng(1))
     ratio = np.exp(found - exact)
-    error = ratio.std(axis=0, ddof=1) / np.sqrt(POPULATIONS)
+    error = ratio.std(axis=0, ddof=1) / np.sqrt(likelihood.POPULATIONS)
     assert (np.abs(ratio.mean(axis=0) - 1) < 4 * error).all()
     assert error.max() < (0.1 if steps == 40 else 0.3)
 
@@ -240,7 +230,7 @@ def test_it_is_exact_with_few_hidden_units():
     rows = X[1:].astype("f8")
     lengths = rows.sum(axis=1)
     stack = stack_of(words)
-    log_p = -free_energy(stack.layers[0], rows) - enumerated_over_lengths(words, lengths)
+    log_p = -free_energy(stack.layers[0], rows) - likelihood.enumerated_over_lengths(words, lengths)
     assert found.value == pytest.approx(np.exp(-(log_p / lengths).mean()), rel=1e-5)
     assert found.of_all_words == pytest.approx(np.exp(-log_p.sum() / lengths.sum()), rel=1e-5)
     assert found.low == found.value == found.high

@@ -37,8 +37,7 @@ class TestPlainArrays:
         path = tmp_path / "c.npz"
         write_export(path, "npz", describe(case("table", "three").model))
         about = Reader(path).about
-        assert about["part"] == "classifier"
-        assert about["classes"] == ["b", "c", "a"]
+        assert (about["part"], about["classes"]) == ("classifier", ["b", "c", "a"])
         assert about["inputs"] == ["age", "colour", "codes", "size"]
         assert about["categories"] == {"colour": ["blue", "green", "red"], "size": ["L", "S"]}
         write_export(path, "npz", describe(case("table").model, "decoder"))
@@ -104,11 +103,8 @@ class TestFormats:
     def test_a_python_file_of_the_user_stays(self, tmp_path):
         (tmp_path / "train.py").write_text("print()\n")
         network = describe(case("dense").model)
-        for name, message in (
-            ("train", "another file of that name"),
-            ("my-net", "no Python module"),
-            ("class", "no Python module"),
-        ):
+        for name in ("train", "my-net", "class"):
+            message = "another file of that name" if name == "train" else "no Python module"
             with pytest.raises(SettingsError, match=f"^out: .*{message}"):
                 write_export(tmp_path / f"{name}.safetensors", "torch", network)
         assert (tmp_path / "train.py").read_text() == "print()\n"

@@ -56,8 +56,7 @@ class TestFromKeras:
         layers = [keras.layers.Dense(5, "sigmoid"), keras.layers.Dense(3, "softmax")]
         model = keras.Sequential([keras.Input((6,)), *layers])
         X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
-        stack = Stack.from_keras(model, classes=[2, 1, 0])
-        close(stack.predict_proba(X), output(model, X))
+        close(Stack.from_keras(model, classes=[2, 1, 0]).predict_proba(X), output(model, X))
 
     def test_what_is_no_stack(self):
         gelu = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "gelu")])

@@ -172,8 +172,7 @@ def test_labels_that_are_too_many_give_way_to_two_clusters():
 
 
 def test_equal_examples_have_one_region():
-    found = Stack((two_modes(0.3, 0),)).mixing(MODES[:10], steps=20)
-    assert found.occupancy["data"].max() == 1
+    assert Stack((two_modes(0.3, 0),)).mixing(MODES[:10], steps=20).occupancy["data"].max() == 1
 
 
 NO_VALUES = np.full_like(MODES, np.nan)
@@ -227,8 +226,7 @@ def test_labels_that_are_no_two_classes_of_the_rows_are_refused(labels, message)
 @pytest.mark.parametrize("labels", [["a"] * 100, np.arange(100) / 8, [-1] * 99 + [2], None])
 def test_a_report_takes_two_clusters_where_labels_are_no_classes(labels):
     shown = Shown(MODES, None if labels is None else np.asarray(labels), "x")
-    found = mixing_shown(Stack((two_modes(0.3, 0),)), shown, steps=20)
-    assert found.regions == ("A", "B")
+    assert mixing_shown(Stack((two_modes(0.3, 0),)), shown, steps=20).regions == ("A", "B")
 
 
 @pytest.mark.parametrize("lost", [np.nan, None, -1, -1.0, ""])

@@ -8,21 +8,11 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import modelfiles
 import numpy as np
 import pytest
 import safetensors.numpy
-from modelfiles import (
-    INFO,
-    arrays,
-    assert_equal,
-    loaded_though_damaged,
-    make_stack,
-    meaning_of,
-    refused,
-    write_crafted,
-    write_file,
-    zeros,
-)
+from modelfiles import arrays, assert_equal, make_stack, meaning_of, refused, write_file, zeros
 
 from syncpretrain import Stack, load
 from syncpretrain.data.scaling import Scaling
@@ -42,7 +32,7 @@ def full_stack(kind: str = "classification") -> Stack:
     arrays = (rng.normal(size=size).astype(np.float32) for size in ((2, outputs), outputs))
     head = Head(*arrays, kind, classes)
     scaling = Scaling(rng.normal(size=4).astype("f4"), rng.random(4).astype("f4") + 1e-3)
-    return Stack(layers, INFO, scaling, head)
+    return Stack(layers, modelfiles.INFO, scaling, head)
 
 
 KINDS = ("classification", "regression")
@@ -89,14 +79,15 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
-    assert loaded_though_damaged(full_stack(), tmp_path / "a", times=3_000) < 30
+    assert modelfiles.loaded_though_damaged(full_stack(), tmp_path / "a", times=3_000) < 30
 
 
 def test_a_header_that_claims_too_much_is_refused_without_the_memory(tmp_path):
     for shape in ([10**6, 10**6], [2**40], [2**62, 4]):
         size = 4 * int(np.prod([float(n) for n in shape]))
         tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}
-        refused(write_crafted(tmp_path / "a", {"layers.1.weight": tensor}), "cannot be read")
+        file = modelfiles.write_crafted(tmp_path / "a", {"layers.1.weight": tensor})
+        refused(file, "cannot be read")
     (tmp_path / "a").write_bytes(struct.pack("<Q", 10**12) + b"{}")
     refused(tmp_path / "a", "cannot be read")
 
@@ -106,9 +97,8 @@ def test_a_header_that_claims_too_much_is_refused_without_the_memory(tmp_path):
 )
 def test_other_types_of_numbers_are_refused(tmp_path, dtype, size):
     tensor = {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 4 * size]}
-    metadata = {"format": "syncpretrain 2"}
-    header = {"layers.1.weight": tensor, "__metadata__": metadata}
-    refused(write_crafted(tmp_path / "a", header, b"\0" * 4 * size))
+    header = {"layers.1.weight": tensor, "__metadata__": {"format": "syncpretrain 2"}}
+    refused(modelfiles.write_crafted(tmp_path / "a", header, b"\0" * 4 * size))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +165,7 @@ def test_damaged_ends_are_refused(tmp_path, changed, message):
 
 def test_the_helpers_of_these_tests_write_what_is_read(tmp_path):
     for stack in (make_stack(), full_stack(), full_stack("regression")):
-        write_file(tmp_path / "a", arrays(stack), stack, info=json.dumps(INFO))
+        write_file(tmp_path / "a", arrays(stack), stack, info=json.dumps(modelfiles.INFO))
         assert_equal(load(tmp_path / "a"), stack)
 
 

@@ -70,13 +70,8 @@ def test_the_parts_of_the_columns_add_up(stack):
 
 def test_the_values_of_a_category_count_together(stack):
     each = feature_scores(stack, X)
-    columns = Columns(
-        (
-            Column("k", "category", tuple("abc")),
-            Column("c", "constant", ("x",)),
-            *(Column(name, "number") for name in "uvw"),
-        )
-    )
+    category, constant = Column("k", "category", tuple("abc")), Column("c", "constant", ("x",))
+    columns = Columns((category, constant, *(Column(name, "number") for name in "uvw")))
     stack.info["columns"] = msgspec.to_builtins(columns)
     found = feature_scores(stack, X)
     assert feature_names(stack) == ["k", "u", "v", "w"]

@@ -191,8 +191,7 @@ class TestHead:
 
 class TestRepr:
     def test_a_line_a_layer_and_no_weight(self, bits):
-        stack = pretrain(bits, layers=[16, 9, 4], epochs=2)
-        lines = repr(stack).splitlines()
+        lines = repr(pretrain(bits, layers=[16, 9, 4], epochs=2)).splitlines()
         assert lines == [
             "Stack of 2 layers",
             "  layer 1: 16-9 bernoulli to bernoulli rbm 2 epochs",

@@ -3,18 +3,11 @@
 import json
 from dataclasses import asdict, replace
 
+import modelfiles
 import numpy as np
 import pytest
 import safetensors
-from modelfiles import (
-    arrays,
-    assert_equal,
-    loaded_though_damaged,
-    meaning_of,
-    refused,
-    write_file,
-    zeros,
-)
+from modelfiles import arrays, assert_equal, meaning_of, refused, write_file, zeros
 from randomconvolutions import convolutional_stack, random_layer
 from randomstacks import layer_errors
 
@@ -58,8 +51,7 @@ class TestPasses:
     def test_log_odds_of_pooled_maps(self, X, layer):
         stack = convolutional_stack(TEXT)
         odds = stack.encode(X, layer=layer, log_odds=True)
-        expected = stack.encode(X, layer=layer)
-        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected, atol=1e-6)
+        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), stack.encode(X, layer=layer), atol=1e-6)
 
     def test_units_that_exclude_each_other_have_no_log_odds(self, X):
         shape = ConvolutionShape(2, 8, 6, 4, 3, pool=2, pooling="prob")
@@ -113,8 +105,7 @@ class TestText:
         ]
 
     def test_a_row_a_layer(self):
-        html = mixed_stack()._repr_html_()
-        assert "<td>2x8x6 conv 4x3 pool 2 -&gt; 4x3x2</td>" in html
+        assert "<td>2x8x6 conv 4x3 pool 2 -&gt; 4x3x2</td>" in mixed_stack()._repr_html_()
 
 
 class TestSampling:
@@ -187,8 +178,7 @@ class TestFiles:
             np.testing.assert_array_equal(found.reconstruct(X), stack.reconstruct(X))
 
     def test_a_part_of_a_stack(self, tmp_path):
-        stack = Stack(convolutional_stack(TEXT).layers[1:])
-        stack.save(tmp_path / "a")
+        Stack(convolutional_stack(TEXT).layers[1:]).save(tmp_path / "a")
         assert load(tmp_path / "a").layers[0].shape == ConvolutionShape(4, 3, 2, 3, 2)
 
     def test_a_dense_stack_says_nothing_of_shapes(self, tmp_path):
@@ -245,8 +235,7 @@ class TestFiles:
     )
     def test_a_shape_that_is_none_is_refused(self, tmp_path, changed, message):
         stack = convolutional_stack(TEXT)
-        text = meaning(stack, **changed)
-        write_file(tmp_path / "a", arrays(stack), stack, meaning=text)
+        write_file(tmp_path / "a", arrays(stack), stack, meaning=meaning(stack, **changed))
         refused(tmp_path / "a", message)
 
     @pytest.mark.parametrize(
@@ -263,4 +252,4 @@ class TestFiles:
         refused(tmp_path / "a", "layers 1 and 2 do not fit each other")
 
     def test_a_damaged_file_is_refused_or_means_the_same(self, tmp_path):
-        assert loaded_though_damaged(mixed_stack(), tmp_path / "a", times=2000) < 40
+        assert modelfiles.loaded_though_damaged(mixed_stack(), tmp_path / "a", times=2000) < 40

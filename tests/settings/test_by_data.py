@@ -31,8 +31,7 @@ def chosen(facts, layers=(16, 8), **options):
 
 def tuned(facts, layers=(16, 8), **options):
     settings = settings_from(layers, finetune=options)
-    shapes = settings.pretrain.shapes
-    return by_data.finetune_by_data(settings.finetune, options, facts, shapes)[1]
+    return by_data.finetune_by_data(settings.finetune, options, facts, settings.pretrain.shapes)[1]
 
 
 def table(rows=60, columns=4, *, low=0.0, high=1.0):
@@ -57,8 +56,7 @@ class TestRules:
 
     def test_numbers_beyond_probabilities_get_gaussian_units_and_their_rate(self):
         found = chosen(Facts(105, 16, -3.0, 12.0), (16, 8, 4))
-        assert found["visible_units"] == "gaussian"
-        assert found["learning_rate"] == [0.001, 0.1]
+        assert (found["visible_units"], found["learning_rate"]) == ("gaussian", [0.001, 0.1])
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -390,5 +388,4 @@ def test_documents_of_unknown_length_keep_their_rate(row_sum):
 @pytest.mark.parametrize("dtype", ["u1", "f4", "i8"])
 def test_facts_have_the_mean_sum_of_a_row(dtype):
     X = np.array([[0, 1, 5], [2, 0, 2]], dtype=dtype)
-    facts = look_at(X).facts
-    assert facts.row_sum == 5
+    assert look_at(X).facts.row_sum == 5

@@ -28,8 +28,7 @@ def test_there_are_those_of_the_papers():
 class TestEach:
     def test_it_is_valid(self, name):
         settings = read_settings(preset_path(name))
-        assert settings.data.name == "mnist"
-        assert settings.pretrain.layers[0] == 784
+        assert (settings.data.name, settings.pretrain.layers[0]) == ("mnist", 784)
         assert settings.finetune.objective in ("reconstruction", "classification")
 
     def test_it_begins_with_its_source(self, name):
@@ -73,8 +72,7 @@ class TestTrain:
         out, _ = call("train", "--preset", "fast", *TINY, "--seed", 4, "--out", "run", "--json")
         assert json.loads(out)["seed"] == 4
         settings, preset = read_settings(tmp_path / "run/config.toml"), preset_path("fast")
-        assert settings.pretrain.layers == (64, 8)
-        assert settings.data.name == "digits"
+        assert (settings.pretrain.layers, settings.data.name) == ((64, 8), "digits")
         taken = settings.finetune.precision
         assert taken in ("float32", "bfloat16")
         assert settings.finetune == replace(read_settings(preset).finetune, precision=taken)

@@ -30,9 +30,7 @@ FIRST = partial(SMALL, channels_first=True)
 class TestText:
     def test_what_it_stands_for(self):
         pretrain = settings_from(LENET).pretrain
-        assert pretrain.layers == WIDTHS
-        assert pretrain.architecture == LENET
-        assert pretrain.shapes == SHAPES
+        assert (pretrain.layers, pretrain.architecture, pretrain.shapes) == (WIDTHS, LENET, SHAPES)
         assert pretrain.epochs == (10, 10, 10)
 
     @pytest.mark.parametrize(
@@ -271,8 +269,7 @@ def test_a_shape_as_people_read_it(shape, text):
 
 class TestSparsity:
     def costs(self, **given):
-        layers = "1x8x8,conv:4x3,pool:2,conv:6x2,5"
-        return settings_from(layers, **given).pretrain.sparsity_cost
+        return settings_from("1x8x8,conv:4x3,pool:2,conv:6x2,5", **given).pretrain.sparsity_cost
 
     def test_filters_of_an_rbm_are_sparse_unless_another_cost_is_given(self):
         assert self.costs() == (1, 1, 0)
