@@ -47,8 +47,7 @@ def test_the_run_says_what_it_was(folder):
 
 
 def test_the_table_names_the_convolutions(call, tmp_path):
-    out, _ = call("train", *TRAIN[:-1], "--layers", TEXT, "--out", tmp_path / "run")
-    lines = out.splitlines()
+    lines = call("train", *TRAIN[:-1], "--layers", TEXT, "--out", tmp_path / "run")[0].splitlines()
     words = " ".join(lines[5:]).split()
     assert words[:3] == ["1", "conv", "4x3"]
     places = [words.index(word) for word in ("pool", "5x2", "10-6")]
@@ -64,8 +63,7 @@ def test_reconstructions_are_in_colour_without_a_shape(call, tmp_path):
 
 
 def test_filters(call, folder, tmp_path):
-    out, _ = call("filters", "denoising")
-    assert out == "denoising/filters.png: 4 of 4 units of layer 1\n"
+    assert call("filters", "denoising")[0] == "denoising/filters.png: 4 of 4 units of layer 1\n"
     with Image.open(folder / "denoising" / "filters.png") as image:
         assert (image.mode, image.size) == ("RGB", (12 * (4 * 5 + 2), 12 * (4 + 4 + 2)))
         stack = syncpretrain.load(folder / "denoising")

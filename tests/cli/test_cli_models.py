@@ -79,8 +79,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("options", "model", "units"), KINDS, ids=[row[0] for row in KINDS])
 def test_each_kind_of_layer(call, out, options, model, units):
-    printed, _ = call("train", *DIGITS, *options.split(), "--out", out, "--json")
-    report = json.loads(printed)
+    report = json.loads(call("train", *DIGITS, *options.split(), "--out", out, "--json")[0])
     stack = syncpretrain.load(out)
     assert stack.units == tuple(units.split())
     assert [layer.model for layer in stack.layers] == [model] * 2

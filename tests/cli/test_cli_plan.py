@@ -113,8 +113,7 @@ class TestAuto:
         measured = Mock(wraps=choosing.timings_of)
         monkeypatch.setattr(choosing, "timings_of", measured)
         train = (*self.TRAIN, "--schedule", "auto", "--json")
-        _, first = call(*train, "--out", "run")
-        assert "as measured on" not in first
+        assert "as measured on" not in call(*train, "--out", "run")[1]
         _, second = call(*train, "--seed", 5, "--epochs", 3, "--out", "again")
         (kept,) = (cache / "timings").iterdir()
         assert f", in {kept}; without that file it is measured anew" in " ".join(second.split())
@@ -144,8 +143,7 @@ class TestAuto:
         monkeypatch.setattr("syncpretrain.planning.timings.cache_folder", lambda: tmp_path / "file")
         monkeypatch.setattr(choosing, "place_of_timings", place_of_timings)
         for out in ("run", "again"):
-            _, err = call(*self.TRAIN, "--schedule", "auto", "--out", out)
-            assert "as measured on" not in err
+            assert "as measured on" not in call(*self.TRAIN, "--schedule", "auto", "--out", out)[1]
 
     @pytest.mark.parametrize(
         ("option", "value"), [("replicas", 2), ("split", "units"), ("shards", 2), ("group-size", 1)]
@@ -250,8 +248,7 @@ def test_the_printed_command_trains_the_chosen_candidate(call, tmp_path):
     stack = ("--data", "digits", "--layers", "64,12,8", "--epochs", 1, "--batch-size", 100)
     options = ("--schedule", "rounds", "--group-size", 1, "--replicas", 2, "--split", "units")
     call("train", *stack, *options, "--quiet", "--out", "run")
-    out, _ = call("plan", "--config", "run/config.toml", "--seconds", 0, "--json")
-    report = json.loads(out)
+    report = json.loads(call("plan", "--config", "run/config.toml", "--seconds", 0, "--json")[0])
     call(*shlex.split(report["command"])[1:], "--quiet", "--out", "again")
     ran = read_settings(tmp_path / "again" / "config.toml").pretrain
     chosen = report["settings"]

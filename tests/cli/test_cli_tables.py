@@ -139,12 +139,10 @@ class TestTrain:
     def test_a_regression(self, call):
         own = ("--data", "t.csv", "--target", "d", "--drop", "kind", "--hidden", 3, "--test", 0.2)
         tuned = ("--finetune", "regression", *TUNE)
-        out, _ = call(*TRAIN[:-1], *own, *tuned, "--out", "reg", "--json")
-        report = json.loads(out)
+        report = json.loads(call(*TRAIN[:-1], *own, *tuned, "--out", "reg", "--json")[0])
         assert report["accuracy"] is None
         assert set(report["regression_error"]["test"]) == {"rmse", "r2"}
-        out, _ = call("evaluate", "reg")
-        assert "regression, root mean squared error: train" in out
+        assert "regression, root mean squared error: train" in call("evaluate", "reg")[0]
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -483,15 +481,13 @@ class TestFinetune:
 def test_compare_on_own_data(call):
     own = ("--data", "t.csv", "--target", "kind", "--test", 0.2, "--hidden", 4, *TUNE)
     starts = ("--starts", "greedy,random", "--seeds", 1, "--epochs", 1, "--batch-size", 10)
-    out, _ = call("compare", *own, *starts, "--labels", "9,all", "--json", "--quiet")
-    report = json.loads(out)
+    report = json.loads(call("compare", *own, *starts, "--labels", "9,all", "--json", "--quiet")[0])
     assert report["layers"] == [4, 4]
     assert {row["labels"] for row in report["table"]} == {9, 65}
 
 
 def test_evaluate_and_encode_by_columns(call):
-    first, _ = call("evaluate", "tuned", "--json")
-    whole = json.loads(first)
+    whole = json.loads(call("evaluate", "tuned", "--json")[0])
     assert whole["accuracy"]["test"] is not None
     assert whole["data"]["sha256"] == whole["trained_on"]["sha256"]
     call("encode", "pre", "--data", "new.csv", "--out", "z.csv")

@@ -14,7 +14,7 @@ from syncpretrain.errors import DataError, NovelValueWarning, RunInterrupted, Se
 from syncpretrain.events import EpochFinished
 from syncpretrain.models.scores import scores
 from syncpretrain.plot import reconstructions
-from syncpretrain.sklearn import DBNClassifier, StackAnomalyDetector, StackedRBM
+from syncpretrain.sklearn import DBNClassifier, StackedRBM
 
 TYPES = ["u1", "i2", "u2", "i4", "i8", "f2", "f4", "f8", ">i4", ">f8"]
 DRAWS = np.random.default_rng(0)
@@ -25,6 +25,7 @@ SHARES = DRAWS.random((60, 6))
 SECONDS = 1.7e9 + DRAWS.integers(0, 100, size=(200, 1))
 TIMES = np.hstack([SECONDS, DRAWS.normal(size=(200, 2))])
 SHORT = {"epochs": 2, "batch_size": 20, "warn": False}
+STREAM = {"layers": [6, 4], "handoff": "minibatch", **SHORT}
 
 
 def trained_on(X, **settings):
@@ -176,23 +177,16 @@ class TestEveryDoor:
             yield BYTES[:30]
             yield BYTES[30:].astype("f4")
 
-        mixed = trained(Minibatches(one_pass))
+        mixed = pretrain(Minibatches(one_pass), **STREAM)
         assert mixed.meaning == Meaning("bytes")
-        assert mixed.parameters_sha256 == trained(Minibatches([BYTES])).parameters_sha256
+        alike = pretrain(Minibatches([BYTES]), **STREAM)
+        assert mixed.parameters_sha256 == alike.parameters_sha256
 
     def test_a_mapped_file_that_is_streamed(self, tmp_path):
         np.save(tmp_path / "x.npy", BYTES.astype("f4"))
         X = np.load(tmp_path / "x.npy", mmap_mode="r")
-        stack = pretrain(X, layers=[6, 4], handoff="minibatch", visible_units="gaussian", **SHORT)
+        stack = pretrain(X, visible_units="gaussian", **STREAM)
         same(stack, BYTES, BYTES.astype("f4"))
-
-    def test_estimators(self):
-        y = BYTES[:, 0] > 127
-        classifier = DBNClassifier(hidden=4, epochs=2, random_state=0).fit(BYTES.astype("f4"), y)
-        np.testing.assert_array_equal(classifier.predict(BYTES), classifier.predict(BYTES / 1.0))
-        for kind in (StackedRBM, StackAnomalyDetector):
-            made = kind(hidden=4, epochs=2, random_state=0).fit(BYTES)
-            same(made.stack_, BYTES, BYTES.astype("f8"))
 
     @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
     def test_an_estimator_of_a_stack_trained_on_bytes(self, dtype):
@@ -205,10 +199,6 @@ class TestEveryDoor:
         for wrong in (BYTES * 100.0, BYTES + 0.5):
             with pytest.raises(DataError, match=r"expected 0 to 255|neither bytes"):
                 made.predict(wrong)
-
-    def test_a_saved_stack(self, tmp_path):
-        trained_on(BYTES).save(tmp_path / "model.safetensors")
-        same(load(tmp_path / "model.safetensors"), BYTES.astype("i4"), BYTES)
 
     def test_a_stack_of_an_interrupted_call(self):
         def stop(event):
@@ -225,10 +215,6 @@ class TestEveryDoor:
         same(old, BYTES, BYTES / np.float32(255))
         assert meaning_in({"bytes": "0 and 1"}) == Meaning("bits")
         assert meaning_in({"bytes": "numbers"}) == Meaning("numbers")
-
-
-def trained(X):
-    return pretrain(X, layers=[6, 4], handoff="minibatch", **SHORT)
 
 
 def run_on(folder, X, *options):

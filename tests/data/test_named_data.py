@@ -329,8 +329,7 @@ class TestCommands:
         assert err.startswith("Error: name: got 'minst', expected one of ")
         _, err = call("data", "fetch", "kmnist", "--mirror", "x", status=2)
         assert err.startswith("Error: mirror: got 'x', expected an address")
-        _, err = call("data", "fetch", status=2)
-        assert err.count("\n") == 1
+        assert call("data", "fetch", status=2)[1].count("\n") == 1
         assert not small.exists()
 
     @pytest.mark.parametrize("command", ["train", "compare"])

@@ -1,6 +1,5 @@
 """Exported parts: the steps, plain arrays, the command, and what is refused."""
 
-import json
 import re
 import sys
 
@@ -145,6 +144,3 @@ class TestCommand:
         monkeypatch.chdir(run)
         _, said = call("export", "model.safetensors", *options, status=2)
         assert re.search(f"^Error: {message}.*\n$", said)
-
-    def test_about_is_json(self, run):
-        assert json.loads(describe(case("dense").model).about)["part"] == "encoder"

@@ -221,12 +221,6 @@ def test_a_damaged_head_is_refused(tmp_path, head):
     refused(tmp_path / "a", "head")
 
 
-def test_a_head_without_its_arrays_is_refused(tmp_path):
-    meaning = json.dumps(meaning_of(make_stack()) | {"head": meaning_of(full_stack())["head"]})
-    write_file(tmp_path / "a", arrays(), make_stack(), meaning=meaning)
-    refused(tmp_path / "a", "lacks a part of its head")
-
-
 @pytest.mark.parametrize("name", ["info", "meaning"])
 def test_a_text_that_was_tampered_with_is_refused(tmp_path, name):
     full_stack().save(tmp_path / "a")

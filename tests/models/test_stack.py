@@ -8,7 +8,7 @@ import pytest
 from binaryunits import means
 from randomstacks import normal_stack
 
-from syncpretrain import Stack, finetune, pretrain
+from syncpretrain import Stack
 from syncpretrain.errors import DataError
 from syncpretrain.models.stack import DenseLayer, Head
 
@@ -71,11 +71,6 @@ def test_decode_and_reconstruct_equal_plain_numpy(X, tied):
     np.testing.assert_allclose(stack.reconstruct(X), decoded(stack, codes), atol=1e-6)
     outside = np.float64([[-3, 0, 7]])
     np.testing.assert_allclose(stack.decode(outside), decoded(stack, outside), atol=1e-6)
-
-
-def test_more_rows_than_go_at_once():
-    stack, X = make_stack(), np.random.default_rng(2).random((4321, 6)).astype(np.float32)
-    np.testing.assert_allclose(stack.encode(X), encoded(stack, X, 3), atol=1e-6)
 
 
 def test_the_layout_and_type_of_the_input_do_not_matter(X):
@@ -187,18 +182,3 @@ class TestHead:
         head = replace(stack.head, bias=stack.head.bias + 1)
         sums = {s.parameters_sha256 for s in (stack, replace(stack, head=head), make_stack())}
         assert len(sums) == 3
-
-
-class TestRepr:
-    def test_a_line_a_layer_and_no_weight(self, bits):
-        lines = repr(pretrain(bits, layers=[16, 9, 4], epochs=2)).splitlines()
-        assert lines == [
-            "Stack of 2 layers",
-            "  layer 1: 16-9 bernoulli to bernoulli rbm 2 epochs",
-            "  layer 2: 9-4 bernoulli to bernoulli rbm 2 epochs",
-        ]
-
-    def test_a_classifier_has_its_head(self, bits):
-        stack = pretrain(bits, layers=[16, 9], epochs=1)
-        tuned = finetune(stack, bits, np.arange(200) % 3, epochs=1, batch_size=20)
-        assert repr(tuned).splitlines()[-1] == "  head: 9-3 classification"
