@@ -39,7 +39,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def call(call, folder, monkeypatch):
-    """Return a function that calls a command and returns what it printed on stdout."""
     monkeypatch.chdir(folder)
 
     def run(*arguments):

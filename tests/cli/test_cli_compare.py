@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("fonts")
 
 @pytest.fixture
 def call(call, tmp_path, monkeypatch):
-    """Return a function that calls compare and returns its standard streams."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
     return partial(call, "compare")

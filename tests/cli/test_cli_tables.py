@@ -25,7 +25,7 @@ TUNE = ("--finetune-epochs", 5, "--finetune-batch-size", 10)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Tables of 90 rows in three classes, and runs on them: pre, tuned, ordered."""
+    """Tables of 90 rows in three classes, and runs on them: pre, tuned."""
     folder = tmp_path_factory.mktemp("tables")
     draws = np.random.default_rng(0)
     labels = np.arange(N) % 3
@@ -192,8 +192,6 @@ class TestTrain:
 
 
 class TestFinetuneOnText:
-    """Runs on arrays and on tables of numbers, fine-tuned on a table with text."""
-
     @pytest.fixture
     def call(self, call):
         rows = [[f"{x:.3f}" for x in row] for row in np.random.default_rng(0).random((60, 4))]
@@ -439,7 +437,6 @@ class TestFinetune:
     def test_it_is_resumed_to_the_same_bits(self, call, monkeypatch, tmp_path):
         own = ("--data", "t.csv", "--target", "kind", *TUNE, "--checkpoint-every", 1, "--quiet")
         call("finetune", "pre", *own, "--out", "whole")
-
         save = Checkpoints.save_finetuning
 
         def stop(self, state, *, done, final):
@@ -498,8 +495,6 @@ def test_evaluate_and_encode_by_columns(call):
 
 
 class TestCounts:
-    """Counts of words in a sparse matrix, whose visible units follow from the values."""
-
     @pytest.fixture
     def words(self, tmp_path):
         X = np.zeros((70, 12))

@@ -33,14 +33,11 @@ def folder(folder_with_examples):
 
 
 def train(*options, status=0):
-    """Call the command in this process."""
     assert exit_status("train", *options) == status
 
 
 @pytest.fixture
 def train_json(folder, capsys):
-    """Train on x.npy and return the object printed."""
-
     def call(*options):
         train(*options, "--json")
         out, _ = capsys.readouterr()

@@ -218,7 +218,6 @@ class TestEveryDoor:
 
 
 def run_on(folder, X, *options):
-    """Train a run on a file of rows, and return its folder."""
     np.save(folder / "own.npy", X)
     own = ("--data", folder / "own.npy", "--layers", "6,4", "--epochs", 1, "--quiet")
     assert not exit_status("train", *own, *options, "--out", folder / "run")

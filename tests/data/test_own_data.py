@@ -383,7 +383,6 @@ class TestImages:
 
     @pytest.fixture
     def save(self, folder):
-        """Return a function that saves pixels as an image of the class dog."""
         return lambda pixels, name: _image(pixels).save(folder / "dog" / name)
 
     def test_subfolders_are_classes(self, folder):
@@ -569,7 +568,6 @@ class TestImages:
 class TestParquet:
     @pytest.fixture
     def write(self, folder):
-        """Return a function that writes columns in a file, and returns its path."""
         pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
         from pyarrow import parquet
 

@@ -493,7 +493,6 @@ class TestAnomalies:
 
 
 def python(*arguments):
-    """Return what a new interpreter prints."""
     return subprocess.check_output([sys.executable, *arguments], text=True)
 
 

@@ -25,7 +25,6 @@ MNIST = (784, 1000, 500, 250, 30)
 
 
 def chosen(facts, layers=(16, 8), **options):
-    """Return what follows from the data beside the options."""
     return by_data.pretrain_by_data(settings_from(layers, **options).pretrain, options, facts)[1]
 
 
