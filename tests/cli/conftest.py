@@ -1,7 +1,5 @@
 """What the tests of commands have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -101,14 +101,6 @@ def test_samples_and_codes(call, refusal, tmp_path):
     assert any(np.array_equal(codes[0], code) for code in stack.encode(X, layer=1))
 
 
-def test_figures(call):
-    first, _, top = json.loads(call("evaluate", "rbm", "--json")[0])["layers"]
-    assert first["pseudo_likelihood"] is None
-    assert first["dead_units"] == 0
-    assert top["pseudo_likelihood"] < 0
-    assert "conv 4x3 pool 2" in call("evaluate", "rbm")[0]
-
-
 def test_another_stack_on_top_of_the_settings(call, tmp_path):
     given = ("--config", "rbm/config.toml", "--quiet", "--out")
     call("train", *given, tmp_path / "a")

@@ -16,10 +16,6 @@ CLASSES = (*DIGITS, "--finetune", "classification", "--finetune-epochs", 2)
 NET = "--layers 16,9,4 --data xy.npz --batch-size 10 --validation 0.2 --epochs 1"
 
 
-def command(*arguments):
-    assert exit_status(*arguments) == 0
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with data, and the runs that the other commands are tried on."""
@@ -32,10 +28,10 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         quiet = ("--quiet", "--out")
-        command("train", *CLASSES, *quiet, "classifier")
-        command("train", *DIGITS, "--model", "autoencoder", *quiet, "autoencoder")
+        assert exit_status("train", *CLASSES, *quiet, "classifier") == 0
+        assert exit_status("train", *DIGITS, "--model", "autoencoder", *quiet, "autoencoder") == 0
         wide = ("--data", "wide.npy", "--layers", "16,9,4", "--batch-size", 10, "--epochs", 3)
-        command("train", *wide, "--visible-units", "gaussian", *quiet, "gaussian")
+        assert exit_status("train", *wide, "--visible-units", "gaussian", *quiet, "gaussian") == 0
     return folder
 
 

@@ -11,7 +11,9 @@ from commandline import measure_one_round
 
 import syncpretrain.cli.setting_options as given_module
 import syncpretrain.planning.choice as choosing
+from syncpretrain.planning import bench
 from syncpretrain.planning.timings import place_of_timings
+from syncpretrain.runs import prepare as preparing
 from syncpretrain.settings import read_settings, settings_from
 
 pytestmark = pytest.mark.usefixtures("measures_anew", "folder_with_examples")
@@ -55,6 +57,12 @@ class TestPlan:
         chosen = next(each for each in report["candidates"] if each["name"] == report["choice"])
         assert chosen["settings"] == report["settings"]
 
+    def test_the_command_that_it_prints_trains(self, call):
+        words = json.loads(call("plan", *STACK, *QUICK, "--json")[0])["command"].split()
+        assert words[0] == "syncpretrain"
+        trained, _ = call(*words[1:], "--data", "x.npy", "--json")
+        assert json.loads(trained)["schedule"] in words
+
     def test_own_products(self, call):
         own = ("--products", "own", "--finetune", "reconstruction", "--finetune-products", "own")
         report = json.loads(call("plan", *STACK, *QUICK, *own, "--json")[0])
@@ -79,8 +87,6 @@ class TestAuto:
     @pytest.mark.parametrize("kept", [("--handoff", "minibatch"), ("--pace", "free")])
     def test_the_data_is_loaded_once(self, call, quick, monkeypatch, kept):
         """Only a stream that the plan chose loads a file anew, to leave it on the disk."""
-        from syncpretrain.runs import prepare as preparing
-
         names, load = [], preparing.load_dataset
 
         def counted(name, **options):
@@ -186,8 +192,6 @@ class TestBench:
     @pytest.fixture(autouse=True)
     def one_round(self, monkeypatch):
         """Measure the layers in one round only, and the peak with small products."""
-        from syncpretrain.planning import bench
-
         monkeypatch.setattr(bench, "SIDE", 64)
         measured = bench.plan_for
         brief = {"measure_seconds": 0}

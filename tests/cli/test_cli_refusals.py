@@ -4,12 +4,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import syncpretrain.pretraining.runtimes
 from syncpretrain.cli import main
+from syncpretrain.models.stack import DenseLayer, Stack
 from syncpretrain.runs.run import train_run
 from syncpretrain.settings import settings_from
 
@@ -329,8 +331,6 @@ class TestOthers:
     def test_no_shape_that_is_square(self, folder, refusal, tmp_path):
         np.save("narrow.npy", np.zeros((20, 3), np.float32))
         (tmp_path / "run").mkdir()
-        from syncpretrain.models.stack import DenseLayer, Stack
-
         zeros = (np.zeros((3, 2), np.float32), np.zeros(2, np.float32), np.zeros(3, np.float32))
         Stack((DenseLayer(*zeros),)).save("run/model.safetensors")
         line = refusal("reconstruct", "run", "--data", "narrow.npy")
@@ -343,9 +343,7 @@ class TestOthers:
         refusal("evaluate", "empty", "--json")
 
     def test_a_full_disk_is_no_traceback(self, folder, capsys, trained, monkeypatch):
-        def full(*arguments):
-            raise OSError(28, "No space left on device", "z.npy")
-
+        full = Mock(side_effect=OSError(28, "No space left on device", "z.npy"))
         monkeypatch.setattr("syncpretrain.data.output_file.write_atomically", full)
         with pytest.raises(SystemExit) as ended:
             main(["encode", str(trained), "--out", "z.npy", "--data", "x.npy"])
@@ -369,9 +367,7 @@ class TestPaths:
         assert line.endswith("whose bytes are no UTF-8 text; rename it, or take another")
 
     def test_a_run_in_a_folder_that_cannot_be_read(self, folder, refusal, monkeypatch):
-        def refuse(path):
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr(Path, "is_dir", refuse)
+        denied = PermissionError(13, "Permission denied")
+        monkeypatch.setattr(Path, "is_dir", Mock(side_effect=denied))
         line = refusal("train", "--resume", "secret/run")
         assert line == "Error: --resume: cannot read secret/run: Permission denied"

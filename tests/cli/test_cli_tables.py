@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commandline import exit_status, measure_one_round
 from sparsematrices import csr
+from trialruns import Abort
 
 import syncpretrain
 from syncpretrain.data import load_dataset
@@ -55,10 +56,6 @@ def table(path):
         return list(csv.reader(file))
 
 
-class _StopError(Exception):
-    pass
-
-
 class TestTrain:
     def test_the_run_keeps_what_it_needs_to_be_repeated(self, folder):
         config = msgspec.toml.decode((folder / "tuned" / "config.toml").read_text())
@@ -68,12 +65,6 @@ class TestTrain:
         assert columns["target"]["classes"] == ["u", "v", "w"]
         assert syncpretrain.load(folder / "tuned").info["columns"] == columns
         assert syncpretrain.load(folder / "pre").widths == (4, 6, 3)
-
-    def test_the_same_settings_give_the_same_bits(self, folder, call):
-        config = ("--config", "tuned/config.toml", "--out", "again", "--quiet")
-        call("train", *config)
-        runs = [syncpretrain.load(run).parameters_sha256 for run in ("tuned", "again")]
-        assert runs[0] == runs[1]
 
     def test_what_needs_binary_units_is_checked_with_the_units_by_column(self, call, refusal):
         Path("b.csv").write_text("a,k\n" + "".join(f"{i % 2},{i % 3 % 2}\n" for i in range(40)))
@@ -442,11 +433,11 @@ class TestFinetune:
         def stop(self, state, *, done, final):
             save(self, state, done=done, final=final)
             if done == 2:
-                raise _StopError
+                raise Abort
 
         with monkeypatch.context() as patch:
             patch.setattr(Checkpoints, "save_finetuning", stop)
-            with pytest.raises(_StopError):
+            with pytest.raises(Abort):
                 call("finetune", "pre", *own, "--out", "stopped")
         resume_run(tmp_path / "stopped")
         runs = [syncpretrain.load(run).parameters_sha256 for run in ("whole", "stopped")]

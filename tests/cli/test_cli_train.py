@@ -6,12 +6,12 @@ import re
 from contextlib import redirect_stdout
 
 import pytest
-from commandline import exit_status
 
 import syncpretrain
 from syncpretrain.cli.output import print_errors, print_run
 from syncpretrain.settings import read_settings
 
+pytestmark = pytest.mark.usefixtures("folder_with_examples")
 LAYERS = ("--layers", "16,9,4")
 KEYS = (
     *("schedule", "pace", "handoff", "delay", "runtime", "backend"),
@@ -28,23 +28,13 @@ FILES = [
 
 
 @pytest.fixture
-def folder(folder_with_examples):
-    return folder_with_examples
-
-
-def train(*options, status=0):
-    assert exit_status("train", *options) == status
-
-
-@pytest.fixture
-def train_json(folder, capsys):
-    def call(*options):
-        train(*options, "--json")
-        out, _ = capsys.readouterr()
+def train_json(call):
+    def train(*options):
+        out, _ = call("train", *options, "--json")
         assert out.count("\n") == 1
         return json.loads(out)
 
-    return call
+    return train
 
 
 SMALL = ("--data", "x.npy", *LAYERS, "--epochs", 2, "--batch-size", 10)
@@ -53,9 +43,8 @@ TUNED = (*SMALL, "--finetune", "reconstruction", *TUNING)
 
 
 class TestOutput:
-    def test_json_is_one_object_and_progress_goes_to_stderr(self, folder, capsys):
-        train(*TUNED, "--out", "run", "--json", "--seed", 3)
-        out, err = capsys.readouterr()
+    def test_json_is_one_object_and_progress_goes_to_stderr(self, call, tmp_path):
+        out, err = call("train", *TUNED, "--out", "run", "--json", "--seed", 3)
         report = json.loads(out)
         assert tuple(report) == KEYS
         parts = ["train", "validation", "test"]
@@ -72,9 +61,9 @@ class TestOutput:
         for line in ("data: x.npy, ", "run folder: run", "layer 1  epoch 1/2 ", "fine-tuning  e"):
             assert f"\n{line}" in f"\n{err}"
 
-    def test_the_run_folder(self, folder, train_json):
+    def test_the_run_folder(self, tmp_path, train_json):
         report = train_json(*TUNED, "--out", "deep/down/run", "--quiet")
-        run = folder / "deep" / "down" / "run"
+        run = tmp_path / "deep" / "down" / "run"
         assert sorted(path.name for path in run.iterdir()) == FILES
         assert json.loads((run / "metrics.json").read_text()) == report
         stack = syncpretrain.load(run)
@@ -85,16 +74,15 @@ class TestOutput:
         assert {"RunStarted", "EpochFinished", "FinetuneEpochFinished"} <= names
         assert json.loads((run / "trace.json").read_text())["traceEvents"]
 
-    def test_without_out_every_run_gets_its_own_folder(self, folder, train_json):
+    def test_without_out_every_run_gets_its_own_folder(self, tmp_path, train_json):
         outs = [train_json(*SMALL, "--quiet")["out"] for _ in range(3)]
         assert len(set(outs)) == 3
         for out in outs:
             assert re.match(r"runs/\d{8}-\d{6}-16-9-4(-\d+)?$", out)
-            assert (folder / out / "model.safetensors").is_file()
+            assert (tmp_path / out / "model.safetensors").is_file()
 
-    def test_the_table_begins_with_the_data_and_ends_with_what_to_do_next(self, folder, capsys):
-        train(*TUNED, "--out", "my run")
-        lines = capsys.readouterr().out.splitlines()
+    def test_the_table_begins_with_the_data_and_ends_with_what_to_do_next(self, call, tmp_path):
+        lines = call("train", *TUNED, "--out", "my run")[0].splitlines()
         assert lines[:2] == ["x.npy: the 60 examples of x.npy", "54 train, 6 validation, 0 test"]
         assert lines[2].split() == ["train", "validation", "of", "the", "busy", "asleep"]
         assert lines[5].split()[:2] == ["1", "16-9"]
@@ -156,13 +144,13 @@ class TestRepeating:
         assert other["parameters_sha256"] != first["parameters_sha256"]
         assert (again["seed"], other["seed"]) == (5, 6)
 
-    def test_another_model_and_other_layers_keep_other_settings(self, folder, train_json):
+    def test_another_model_and_other_layers_keep_other_settings(self, tmp_path, train_json):
         train_json(*SMALL, "--out", "a")
         other = ("--layers", "16,8,4,2", "--model", "contractive")
         report = train_json("--config", "a/config.toml", *other, "--out", "b")
         rows = [(row["hidden"], row["epochs"]) for row in report["layers"]]
         assert rows == [(8, 2), (4, 2), (2, 2)]
-        assert read_settings(folder / "b" / "config.toml").pretrain.contraction == (0.1,) * 3
+        assert read_settings(tmp_path / "b" / "config.toml").pretrain.contraction == (0.1,) * 3
 
     def test_replay_repeats_a_run_at_free_pace(self, train_json):
         free = ("--pace", "free", "--epochs", 20, "--refresh-epochs", 2)
@@ -175,21 +163,20 @@ class TestRepeating:
 
 
 class TestDivergence:
-    def test_the_layer_is_named_and_the_last_finite_model_kept(self, folder, capsys):
-        train(*SMALL, "--learning-rate", "0.1,1e38", "--out", "run", status=1)
-        out, err = capsys.readouterr()
+    def test_the_layer_is_named_and_the_last_finite_model_kept(self, call, tmp_path):
+        rates = ("--learning-rate", "0.1,1e38")
+        out, err = call("train", *SMALL, *rates, "--out", "run", status=1)
         assert out == ""
         message = err.splitlines()[-1]
         assert message.startswith("Error: layer 2 diverged in epoch ")
         assert message.endswith("What was learned so far is in run/model.safetensors")
-        stack = syncpretrain.load(folder / "run")  # refuses what is not finite
+        stack = syncpretrain.load(tmp_path / "run")  # refuses what is not finite
         assert stack.widths == (16, 9, 4)
-        assert (folder / "run" / "trace.json").is_file()
-        assert not (folder / "run" / "metrics.json").exists()
+        assert (tmp_path / "run" / "trace.json").is_file()
+        assert not (tmp_path / "run" / "metrics.json").exists()
 
-    def test_fine_tuning_that_diverges_leaves_the_last_good_stack(self, folder, capsys):
+    def test_fine_tuning_that_diverges_leaves_the_last_good_stack(self, call, tmp_path):
         rate = ("--finetune-learning-rate", "1e38", "--finetune-optimizer", "sgd")
-        train(*TUNED, *rate, "--out", "run", status=1)
-        message = capsys.readouterr().err.splitlines()[-1]
+        message = call("train", *TUNED, *rate, "--out", "run", status=1)[1].splitlines()[-1]
         assert message.startswith("Error: fine-tuning diverged in epoch 1")
-        assert syncpretrain.load(folder / "run").widths == (16, 9, 4)
+        assert syncpretrain.load(tmp_path / "run").widths == (16, 9, 4)

@@ -4,6 +4,7 @@ import json
 import pwd
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,10 +33,7 @@ class TestWithoutAHome:
     @pytest.fixture(autouse=True)
     def _homeless(self, monkeypatch, tmp_path):
         """A user without HOME and without an entry among the system's users."""
-
-        def unknown(number):
-            raise KeyError(f"getpwuid(): uid not found: {number}")
-
+        unknown = Mock(side_effect=KeyError("uid not found"))
         monkeypatch.setattr(pwd, "getpwuid", unknown)
         monkeypatch.setattr(pwd, "getpwnam", unknown)
         for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "SYNCPRETRAIN_DATA"):

@@ -6,6 +6,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -249,11 +250,8 @@ class TestFaults:
 
     def test_a_file_without_permission(self, tmp_path, monkeypatch):
         np.save(tmp_path / "x.npy", X)
-
-        def deny(*_, **__):
-            raise PermissionError(13, "Permission denied")  # chmod would not stop root
-
-        monkeypatch.setattr(Path, "open", deny)
+        denied = PermissionError(13, "Permission denied")  # chmod would not stop root
+        monkeypatch.setattr(Path, "open", Mock(side_effect=denied))
         refused(tmp_path / "x.npy", "cannot be read", "Permission denied")
 
     def test_an_unknown_format(self, tmp_path):

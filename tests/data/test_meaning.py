@@ -137,15 +137,6 @@ class TestEveryDoor:
         shares = tuned[1].predict_proba(BYTES.astype("f8"))
         np.testing.assert_array_equal(tuned[0].predict_proba(BYTES), shares)
 
-    def test_fine_tuning_on_a_mapped_file(self, tmp_path):
-        stack = trained_on(BYTES.astype("f4"))
-        found = set()
-        for dtype in ("u1", "f4"):
-            np.save(tmp_path / "x.npy", BYTES.astype(dtype))
-            X = np.load(tmp_path / "x.npy", mmap_mode="r")
-            found.add(finetune(stack, X, epochs=2, warn=False).parameters_sha256)
-        assert len(found) == 1
-
     @pytest.mark.parametrize("order", ["C", "F"])
     def test_a_file_that_may_stay_where_it_is(self, tmp_path, order):
         np.save(tmp_path / "x.npy", np.asarray(BYTES.astype("f4"), order=order))

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,13 +89,11 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        path = self.translate_path(self.path)
-        try:
-            with open(path + ".cut", "rb") as file:  # noqa: PTH123
-                content = file.read()
-        except FileNotFoundError:
+        cut = Path(self.translate_path(self.path) + ".cut")
+        if not cut.exists():
             super().do_GET()
             return
+        content = cut.read_bytes()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

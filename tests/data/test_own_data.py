@@ -382,8 +382,14 @@ class TestImages:
         return tmp_path
 
     @pytest.fixture
-    def save(self, folder):
-        return lambda pixels, name: _image(pixels).save(folder / "dog" / name)
+    def read(self, folder):
+        """Return a function that saves pixels as one more image, and reads all of them."""
+
+        def read(pixels, name="2.png"):
+            _image(pixels).save(folder / "dog" / name)
+            return load_dataset(folder, validation=0)
+
+        return read
 
     def test_subfolders_are_classes(self, folder):
         data = load_dataset(folder, validation=0)
@@ -391,38 +397,33 @@ class TestImages:
         np.testing.assert_array_equal(data.train[2], (np.arange(12) + 20).astype("f4") / 255)
         assert "3 images of 1x3x4" in data.notices[0]
 
-    def test_colours_come_channel_by_channel(self, folder, save):
+    def test_colours_come_channel_by_channel(self, read):
         pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
-        save(pixels, "2.png")
-        data = load_dataset(folder, validation=0)
+        data = read(pixels)
         assert data.width == 36
         expected = pixels.transpose(2, 0, 1).ravel()
         np.testing.assert_array_equal(np.rint(data.train[3] * 255), expected)
 
-    def test_images_of_16_bits_keep_their_shades(self, folder, save):
+    def test_images_of_16_bits_keep_their_shades(self, read):
         deep = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
-        save(deep, "2.png")
-        data = load_dataset(folder, validation=0)
+        data = read(deep)
         np.testing.assert_array_equal(data.train[3], deep.ravel() / np.float32(65535))
         np.testing.assert_array_equal(data.train[0], np.arange(12, dtype=np.float32) / 255)
-        save(np.zeros((3, 4, 3), np.uint8), "3.png")
-        colours = load_dataset(folder, validation=0).train[3].reshape(3, 12)
+        colours = read(np.zeros((3, 4, 3), np.uint8), "3.png").train[3].reshape(3, 12)
         np.testing.assert_array_equal(colours, [data.train[3]] * 3)
 
     @pytest.mark.parametrize("name", ["dim.png", "dim.tif", "dim.TIFF", "dim.pgm"])
-    def test_shades_of_12_bits_mean_the_same_beside_brighter_ones(self, folder, save, name):
+    def test_shades_of_12_bits_mean_the_same_beside_brighter_ones(self, folder, read, name):
         dim = (np.arange(12) * 370).astype(np.uint16).reshape(3, 4)
-        path = folder / "dog" / name
         if name.endswith("pgm"):
-            path.write_bytes(b"P5 4 3 65535\n" + dim.astype(">u2").tobytes())
+            (folder / "dog" / name).write_bytes(b"P5 4 3 65535\n" + dim.astype(">u2").tobytes())
+            alone = load_dataset(folder, validation=0)
         else:
-            save(dim, name)
-        alone = load_dataset(folder, validation=0)
+            alone = read(dim, name)
         words = "no pixel of 16 bits is above 4,070 of 65,535, as of a camera with 12"
         assert words in str(alone.notices)
         np.testing.assert_array_equal(alone.train[3], dim.ravel() / np.float32(65535))
-        save(dim * 16, "e.png")
-        beside = load_dataset(folder, validation=0)
+        beside = read(dim * 16, "e.png")
         np.testing.assert_array_equal(beside.train[3], alone.train[3])
         assert "16 bits" not in str(beside.notices)
 
@@ -442,11 +443,10 @@ class TestImages:
             np.testing.assert_allclose(channel, seen, rtol=1e-6)
         assert "1 image with transparent pixels, read as on white" in str(data.notices)
 
-    def test_opaque_pixels_are_read_as_they_were(self, folder, save):
+    def test_opaque_pixels_are_read_as_they_were(self, read):
         pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 4), dtype=np.uint8)
         pixels[..., 3] = 255
-        save(pixels, "2.png")
-        data = load_dataset(folder, validation=0)
+        data = read(pixels)
         expected = pixels[..., :3].transpose(2, 0, 1).ravel() / np.float32(255)
         np.testing.assert_array_equal(data.train[3], expected)
         assert "transparent" not in str(data.notices)
@@ -460,10 +460,9 @@ class TestImages:
             (np.zeros((2, 2), np.uint8), "2.png", "2 x 2 pixels, expected 4 x 3"),
         ],
     )
-    def test_pixels_that_do_not_fit_are_refused(self, folder, save, pixels, name, words):
-        save(pixels, name)
+    def test_pixels_that_do_not_fit_are_refused(self, read, pixels, name, words):
         with pytest.raises(DataError, match=words):
-            load_dataset(folder)
+            read(pixels, name)
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     @pytest.mark.parametrize("suffix", ["png", "JPG", "webp"])

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from commandline import exit_status
 from estimatorkinds import ESTIMATORS, DBNClassifier, DBNRegressor, StackedRBM
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_blobs
@@ -140,14 +139,14 @@ class TestBytes:
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
         check_tuned(fitted.stack_, BYTES, tmp_path)
 
-    def test_on_the_command_line(self, tmp_path):
+    def test_on_the_command_line(self, call, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
         fitted.stack_.save(tmp_path / "model.safetensors")
         np.save(tmp_path / "rows.npy", BYTES)
-        names = (tmp_path / name for name in ("model.safetensors", "rows.npy", "codes.npy"))
-        model, rows, codes = map(str, names)
-        assert exit_status("encode", model, "--data", rows, "--out", codes) == 0
-        assert_array_equal(np.load(codes), fitted.stack_.encode(BYTES.astype(float)))
+        given = ("--data", tmp_path / "rows.npy", "--out", tmp_path / "codes.npy")
+        call("encode", tmp_path / "model.safetensors", *given)
+        found = np.load(tmp_path / "codes.npy")
+        assert_array_equal(found, fitted.stack_.encode(BYTES.astype(float)))
 
 
 def test_bytes_of_0_and_1_in_a_mapped_file_are_fine_tuned_as_in_memory(tmp_path):
@@ -163,19 +162,18 @@ def scaled():
 
 
 class TestSharedRange:
-    def test_images_are_drawn_as_shares_of_it(self, scaled, tmp_path):
+    def test_images_are_drawn_as_shares_of_it(self, call, scaled, tmp_path):
         image = pytest.importorskip("PIL.Image", reason="a PNG needs Pillow")
         plain = replace(scaled, scaling=None)
         drawn = []
         for name, stack, rows in (("a", scaled, 16 * IMAGES - 3), ("b", plain, IMAGES)):
             stack.save(tmp_path / f"{name}.safetensors")
             np.save(tmp_path / f"{name}.npy", rows)
-            model, data = (str(tmp_path / f"{name}.{suffix}") for suffix in ("safetensors", "npy"))
-            for command in (["reconstruct", "--data", data], ["sample", "--steps", "2"]):
-                out = str(tmp_path / "out.png")
-                words = [command[0], model, *command[1:], "--out", out]
-                assert exit_status(*words) == 0
-                drawn.append(np.asarray(image.open(out)).astype(int))
+            model, out = tmp_path / f"{name}.safetensors", tmp_path / "out.png"
+            call("reconstruct", model, "--data", tmp_path / f"{name}.npy", "--out", out)
+            drawn.append(np.asarray(image.open(out)).astype(int))
+            call("sample", model, "--steps", 2, "--out", out)
+            drawn.append(np.asarray(image.open(out)).astype(int))
         for ours, expected in zip(drawn[:2], drawn[2:], strict=True):
             assert np.abs(ours - expected).max() <= 1
             assert len(np.unique(ours)) > 5
@@ -197,10 +195,9 @@ class TestSharedRange:
         assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
 
 
-def test_scores_on_the_command_line_need_the_training_examples(scaled, tmp_path, capsys):
+def test_scores_on_the_command_line_need_the_training_examples(scaled, tmp_path, call):
     scaled.save(tmp_path / "model.safetensors")
     np.save(tmp_path / "rows.npy", IMAGES)
-    names = (str(tmp_path / name) for name in ("model.safetensors", "rows.npy", "out.npy"))
-    model, rows, out = names
-    assert exit_status("score", model, "--data", rows, "--out", out) == 2
-    assert "names no training examples" in capsys.readouterr().err
+    given = ("--data", tmp_path / "rows.npy", "--out", tmp_path / "out.npy")
+    _, err = call("score", tmp_path / "model.safetensors", *given, status=2)
+    assert "names no training examples" in err

@@ -1,7 +1,5 @@
 """The zero-sum gauge and couplings against enumeration and their definitions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -134,6 +132,5 @@ class TestErrors:
         np.testing.assert_array_equal(X, copy)
 
     def test_without_examples_there_is_none(self, tied):
-        stack, nothing = normal_stack((6, 5, 3), tied=tied), NONE
-        assert layer_errors(stack, nothing) == ()
-        assert stack_error(stack, nothing) is None
+        stack = normal_stack((6, 5, 3), tied=tied)
+        assert (layer_errors(stack, NONE), stack_error(stack, NONE)) == ((), None)

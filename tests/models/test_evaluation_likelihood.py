@@ -1,7 +1,5 @@
 """Free energy, pseudo-likelihood, log Z and perplexity against enumerations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Mixing of chains: the sentence against enumerated relaxation times, and its figures."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

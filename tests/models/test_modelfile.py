@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -7,6 +5,7 @@ import struct
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import modelfiles
 import numpy as np
@@ -288,12 +287,8 @@ def test_a_pipe_is_no_model(tmp_path):
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, owner, failing, error):
     old, new = make_stack(), make_stack(tied=False)
     old.save(tmp_path / "a")
-
-    def fail(*args, **named) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(owner, failing, fail)
+        patch.setattr(owner, failing, Mock(side_effect=error))
         with pytest.raises(type(error)):
             new.save(tmp_path / "a")
         if failing != "replace":  # which a new file can do without

@@ -4,8 +4,6 @@ A Gaussian unit has a lattice of values: a sum over a lattice finer than the sta
 the integral, up to exp(-2 (pi / spacing)^2), and swaps stay on the lattice.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -315,6 +313,12 @@ def test_a_chain_remembers_its_start():
     stiff = DenseLayer(*(np.float32(x) for x in (200 * np.eye(4), [-100] * 4, [-100] * 4)))
     start = np.eye(4, dtype=np.float32)
     np.testing.assert_allclose(Stack((stiff,)).sample(4, steps=9, start=start), start, atol=1e-6)
+
+
+def test_the_seed_decides():
+    stack = Stack((make_layer(),))
+    np.testing.assert_array_equal(stack.sample(3, steps=4), stack.sample(3, steps=4))
+    assert (stack.sample(3, steps=4, seed=1) != stack.sample(3, steps=4)).any()
 
 
 def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():

@@ -1,5 +1,6 @@
 """Settings that follow from the data: what is left alone, and what small data gets."""
 
+import itertools
 import math
 import signal
 
@@ -294,13 +295,11 @@ RESUMED = {"hidden": [3, 2], "epochs": 4, "batch_size": 20, "seed": 1, "runtime"
 class TestResume:
     def stopped(self, folder, **others):
         """Begin a call that is stopped after three epochs of the layers."""
-        seen = []
+        seen = itertools.count(1)
 
         def stop(event):
-            if isinstance(event, EpochFinished):
-                seen.append(event)
-                if len(seen) == 3:
-                    signal.raise_signal(signal.SIGINT)
+            if isinstance(event, EpochFinished) and next(seen) == 3:
+                signal.raise_signal(signal.SIGINT)
 
         with pytest.raises(errors.RunInterrupted):
             pretrain(table(), observers=[stop], resume=folder, **(RESUMED | others))

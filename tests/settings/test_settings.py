@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from typing import Annotated, get_args
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -336,11 +337,7 @@ class TestFiles:
         """Half a config.toml, left by a killed process or machine, could not be resumed."""
         path = tmp_path / "config.toml"
         path.write_text("before")
-
-        def fail(descriptor):
-            raise OSError("disk error")
-
-        monkeypatch.setattr("os.fsync", fail)
+        monkeypatch.setattr("os.fsync", Mock(side_effect=OSError("disk error")))
         with pytest.raises(OSError, match="disk error"):
             write_settings(settings_from([9, 4]), path)
         assert path.read_text() == "before"
