@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -118,21 +119,16 @@ class TestPreset:
     @pytest.fixture
     def asked(self, monkeypatch):
         """Record the settings that would be compared, instead of comparing."""
-        asked = []
-
-        def record(settings, data, **options):
-            asked.append((settings, options))
-            raise KeyboardInterrupt
-
         none = np.zeros((1, 784), np.float32)
         data = Dataset("mnist", "nothing", none, none, none)
         monkeypatch.setattr("syncpretrain.data.load_dataset", lambda *a, **b: data)
-        monkeypatch.setattr(comparing, "compare", record)
+        asked = Mock(side_effect=KeyboardInterrupt)
+        monkeypatch.setattr(comparing, "compare", asked)
         return asked
 
     def test_the_default_is_label_budget(self, call, asked):
         call(status=130)
-        ((settings, options),) = asked
+        (settings, _), options = asked.call_args
         assert settings == read_settings(preset_path("label-budget"))
         assert (options["starts"], options["labels"]) == (tuple(STARTS), (None,))
         assert list(options["seeds"]) == [0, 1, 2]
@@ -150,14 +146,14 @@ class TestPreset:
     )
     def test_few_labels_take_their_preset(self, call, asked, given, preset, labels):
         call(*given, status=130)
-        ((settings, options),) = asked
+        (settings, _), options = asked.call_args
         wanted = read_settings(preset_path(preset))
         assert settings == replaced(wanted, data=replaced(wanted.data, labels=None))
         assert options["labels"] == labels
 
     def test_options_win(self, call, asked):
         call("--labels", "100,all", "--seeds", 2, "--seed", 7, "--epochs", 3, status=130)
-        ((settings, options),) = asked
+        (settings, _), options = asked.call_args
         assert settings.pretrain.epochs == (3, 3, 3)
         assert (options["labels"], list(options["seeds"])) == ((100, None), [7, 8])
 

@@ -21,8 +21,7 @@ TRAIN = ("--data", "colours.npy", "--batch-size", 10, "--epochs", 2, "--quiet")
 def folder(tmp_path_factory):
     """A folder with examples in colour, and two runs on them."""
     folder = tmp_path_factory.mktemp("convolutions")
-    X = np.random.default_rng(0).random((60, 144), dtype=np.float32)
-    np.save(folder / "colours.npy", X)
+    np.save(folder / "colours.npy", np.random.default_rng(0).random((60, 144), dtype=np.float32))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for model in ("rbm", "denoising"):

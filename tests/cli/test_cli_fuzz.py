@@ -122,13 +122,9 @@ def quick(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def working_folder() -> Iterator[Path]:
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as name:
-        os.chdir(name)
-        try:
-            yield Path(name)
-        finally:
-            os.chdir(before)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(name)
+        yield Path(name)
 
 
 def contents(folder: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import fakecupy
@@ -60,8 +59,7 @@ class TestPlan:
     def test_the_command_that_it_prints_trains(self, call):
         words = json.loads(call("plan", *STACK, *QUICK, "--json")[0])["command"].split()
         assert words[0] == "syncpretrain"
-        trained, _ = call(*words[1:], "--data", "x.npy", "--json")
-        assert json.loads(trained)["schedule"] in words
+        assert json.loads(call(*words[1:], "--data", "x.npy", "--json")[0])["schedule"] in words
 
     def test_own_products(self, call):
         own = ("--products", "own", "--finetune", "reconstruction", "--finetune-products", "own")
@@ -87,15 +85,10 @@ class TestAuto:
     @pytest.mark.parametrize("kept", [("--handoff", "minibatch"), ("--pace", "free")])
     def test_the_data_is_loaded_once(self, call, quick, monkeypatch, kept):
         """Only a stream that the plan chose loads a file anew, to leave it on the disk."""
-        names, load = [], preparing.load_dataset
-
-        def counted(name, **options):
-            names.append(name)
-            return load(name, **options)
-
-        monkeypatch.setattr(preparing, "load_dataset", counted)
+        loads = Mock(wraps=preparing.load_dataset)
+        monkeypatch.setattr(preparing, "load_dataset", loads)
         call(*self.TRAIN, "--schedule", "auto", *kept, "--out", "once")
-        assert names == ["x.npy"]
+        assert [each.args[0] for each in loads.call_args_list] == ["x.npy"]
 
     def test_it_settles_the_schedule_and_records_it(self, call, quick):
         out, err = call(*self.TRAIN, "--schedule", "auto", "--out", "run", "--json")
@@ -137,10 +130,8 @@ class TestAuto:
         found = [{"prefix": name, "version": None} for name in ("a", "b")]
         places = []
         for libraries in (found, found[::-1]):
-            told = SimpleNamespace(info=lambda libraries=libraries: libraries)
-            monkeypatch.setattr(
-                "syncpretrain.planning.timings.loaded_libraries", lambda told=told: told
-            )
+            loaded = Mock(return_value=Mock(info=Mock(return_value=libraries)))
+            monkeypatch.setattr("syncpretrain.planning.timings.loaded_libraries", loaded)
             places.append(place_of_timings(own, 10))
         assert places[0] == places[1] != place_of_timings(own, 11)
 

@@ -240,8 +240,12 @@ class TestTrain:
         assert err.splitlines()[-1].startswith("Error: --layers: got 16")
 
 
+NO_MODEL = "empty: holds no model; expected a .safetensors file, or"
 COMMANDS = [
     ("encode RUN", "Missing option '--out'; see syncpretrain encode --help"),
+    ("evaluate empty", NO_MODEL),
+    ("encode empty --out z.npy", NO_MODEL),
+    ("reconstruct empty", NO_MODEL),
     ("encode RUN --out empty", "--out: empty is a folder; name a file"),
     ("encode RUN --out no/z.npy", "--out: the folder no does not exist"),
     ("encode RUN --out z.npy --layer 0", "--layer: got 0, expected 1 to 2"),
@@ -267,12 +271,6 @@ COMMANDS = [
 
 
 class TestOthers:
-    @pytest.mark.parametrize("command", ["evaluate", "encode", "reconstruct"])
-    def test_no_run(self, folder, refusal, command):
-        out = ("--out", "z.npy") if command == "encode" else ()
-        line = refusal(command, "empty", *out)
-        assert line.startswith("Error: empty: holds no model; expected a .safetensors file, or")
-
     @pytest.mark.parametrize("command", ["evaluate", "encode", "reconstruct"])
     def test_no_argument(self, folder, refusal, command):
         line = refusal(command, *(("--out", "z") if command == "encode" else ()))

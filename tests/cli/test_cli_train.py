@@ -1,9 +1,7 @@
 """``syncpretrain train``: what it prints and writes, and that runs are repeated bit for bit."""
 
-import io
 import json
 import re
-from contextlib import redirect_stdout
 
 import pytest
 
@@ -92,7 +90,7 @@ class TestOutput:
     @pytest.mark.parametrize(
         "shape", ["10000-10000", "3x32x32 conv 64x3 pad 1 pool 2 mean -> 64x16x16"]
     )
-    def test_no_line_of_a_table_is_wider_than_80(self, shape):
+    def test_no_line_of_a_table_is_wider_than_80(self, capsys, shape):
         errors = dict.fromkeys(("train", "validation", "test"), 1234.5678)
         row = {"layer": 10, "visible": 10_000, "hidden": 10_000, "reconstruction_error": errors}
         row |= {"shape": shape, "mean_error": errors}
@@ -107,32 +105,29 @@ class TestOutput:
             "majority": {"train": 0.0, "validation": None, "test": 0.0},
             "accuracy": {"train": 0.0, "validation": None, "test": 0.0},
         }
-        file = io.StringIO()
         figures = dict.fromkeys(("dead_units", "saturated_units"), 10_000)
         names = ("free_energy_gap", "pseudo_likelihood", "log_likelihood")
         figures |= dict.fromkeys(names, -1234.5678)
         figures["log_z"] = {"value": 12345.678, "low": None, "high": 12399.123}
-        with redirect_stdout(file):
-            print_errors({**report, "layers": [row | figures]}, finetuned=True)
+        print_errors({**report, "layers": [row | figures]}, finetuned=True)
         row["reconstruction_error"] = {"train": 1234.5678, "validation": None}
         seconds = dict.fromkeys(("data", "pretrain", "finetune", "total"), 12345.6)
-        with redirect_stdout(file):
-            print_run({**report, "layers": [row | times], "seconds": seconds, "out": "runs/x"})
-        lines = file.getvalue().splitlines()
+        print_run({**report, "layers": [row | times], "seconds": seconds, "out": "runs/x"})
+        text = capsys.readouterr().out
+        lines = text.splitlines()
         assert lines[0] == "[b]x.npy: the examples of x.npy :smile:"
         assert max(map(len, lines)) <= 80
-        assert shape.partition(" -> ")[0].split()[-1] in file.getvalue()
+        assert shape.partition(" -> ")[0].split()[-1] in text
         assert "classifier, wrong: train 100.00 %, test 100.00 %" in lines
-        assert "…" not in file.getvalue()
+        assert "…" not in text
         assert "of the mean's error: train 100 %, validation 100 %, test 100 %" in lines
         nothing = dict.fromkeys(errors)  # of random weights
         row |= times | {"epochs": 0, "reconstruction_error": nothing}
         report |= {"layers": [row], "seconds": seconds, "reconstruction_error": nothing}
-        file = io.StringIO()
-        with redirect_stdout(file):
-            print_run({**report, "out": "runs/x"})
-        assert "of the mean's error" not in file.getvalue()
-        assert "100 %" not in file.getvalue()
+        print_run({**report, "out": "runs/x"})
+        text = capsys.readouterr().out
+        assert "of the mean's error" not in text
+        assert "100 %" not in text
 
 
 class TestRepeating:

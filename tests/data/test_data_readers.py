@@ -206,8 +206,7 @@ class TestArrays:
         assert np.array_equal(load_own(tmp_path / "x.idx", Wanted(validation=0)).train, X)
 
     def test_a_file_is_split_with_its_labels(self, tmp_path):
-        many = np.repeat(X, 10, axis=0)
-        np.savez(tmp_path / "x.npz", X=many, y=np.repeat(LABELS, 10))
+        np.savez(tmp_path / "x.npz", X=np.repeat(X, 10, axis=0), y=np.repeat(LABELS, 10))
         data = load_dataset(tmp_path / "x.npz")
         assert (len(data.train), len(data.validation), len(data.test)) == (54, 6, 0)
         assert np.bincount(data.validation_labels).tolist() == [2, 2, 2]

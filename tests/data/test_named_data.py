@@ -127,8 +127,7 @@ def small(monkeypatch, tmp_path):
         for file in CATALOGUE[name].files:
             content = files[file.name]
             raw = gzip.decompress(content) if file.unpacked else content
-            sha256 = hashlib.sha256(raw).hexdigest()
-            found.append(replace(file, sha256=sha256, bytes=len(content)))
+            found.append(replace(file, sha256=hashlib.sha256(raw).hexdigest(), bytes=len(content)))
         monkeypatch.setitem(CATALOGUE, name, replace(CATALOGUE[name], files=tuple(found)))
     monkeypatch.setenv("SYNCPRETRAIN_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("SYNCPRETRAIN_OFFLINE", raising=False)

@@ -283,21 +283,10 @@ class TestColumns:
         assert columns.owners.tolist() == [0, 1, 1, 2, 3]
         assert columns.owner_names == ["age", "colour", "sex", "wet"]
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "{}%",
-            "{}.5 kg",
-            "${}",
-            "-${}.50",
-            "{},5 €",
-            "USD {}",
-            "1.{}K",
-            "{} m/s",
-            "{}\u00a0°C",
-            "{} 200 g",
-        ],
-    )
+    UNITS_BEHIND = ("{}%", "{}.5 kg", "{},5 €", "1.{}K", "{} m/s", "{}\u00a0°C", "{} 200 g")
+    UNITS_BEFORE = ("${}", "-${}.50", "USD {}")
+
+    @pytest.mark.parametrize("text", [*UNITS_BEHIND, *UNITS_BEFORE])
     def test_numbers_with_a_unit_are_no_category(self, text):
         texts = [text.format(i) for i in range(1, 60)] + ["unknown"]
         many = Table("x", ("c",), (texts_of(texts * 5),))
@@ -314,21 +303,10 @@ class TestColumns:
         with pytest.raises(DataError, match="'c' holds numbers with blanks, such as"):
             columns_of(Table("x", ("c",), (texts,)), encode=True)
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "room {}",
-            "A{}",
-            "{}-{}",
-            "2020-01-{}",
-            "{}:00",
-            "#{}",
-            "CSE {}",
-            "1.{}.0",
-            "{}",
-            "{0}_{0}",
-        ],
-    )
+    NAMES = ("room {}", "A{}", "#{}", "CSE {}", "{}")
+    DATES_AND_RANGES = ("{}-{}", "2020-01-{}", "{}:00", "1.{}.0", "{0}_{0}")
+
+    @pytest.mark.parametrize("text", [*NAMES, *DATES_AND_RANGES])
     def test_texts_with_numbers_are_categories(self, text):
         texts = texts_of([text.format(i, i + 9) for i in range(10, 40)] * 2)
         found = columns_of(Table("x", ("c",), (texts,)), encode=True)

@@ -240,8 +240,7 @@ class TestTransformers:
     @by_name(TRANSFORMERS)
     def test_parts_standardize_gaussian_columns_alone(self, estimator):
         X = np.column_stack([UNIT[:, :2], BLOBS[:, :1]])
-        units = "bernoulli:2,gaussian:1"
-        online = clone(estimator).set_params(visible_units=units).partial_fit(X)
+        online = clone(estimator).set_params(visible_units="bernoulli:2,gaussian:1").partial_fit(X)
         assert online.stack_.scaling.shift[:2].tolist() == [0, 0]
 
     @by_name(TRANSFORMERS)

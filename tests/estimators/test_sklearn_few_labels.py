@@ -132,8 +132,7 @@ class TestSharedRange:
         assert fit_choices._inner_ends(X) == (5.0, 29_997.0)
 
     def test_what_lies_beyond_is_cut_off(self):
-        far = in_shared_range(np.full((1, 30), 40.0), shared_range(PIXELS))
-        assert_array_equal(far, 1)
+        assert_array_equal(in_shared_range(np.full((1, 30), 40.0), shared_range(PIXELS)), 1)
 
 
 @pytest.mark.parametrize(
@@ -276,10 +275,9 @@ class TestCommittee:
 
     def test_routing_of_metadata_changes_nothing(self, quick):
         X, _, labels = stripes(60)
-        models = [classifier(4) for _ in range(2)]
-        first = models[0].fit(X, labels, np.ones(60)).predict_proba(X)
+        first = classifier(4).fit(X, labels, np.ones(60)).predict_proba(X)
         with config_context(enable_metadata_routing=True):
-            second = models[1].fit(X, labels, np.ones(60)).predict_proba(X)
+            second = classifier(4).fit(X, labels, np.ones(60)).predict_proba(X)
         assert_array_equal(first, second)
 
     def test_a_column_without_a_value_where_labels_are(self, quick):
@@ -629,8 +627,7 @@ class TestNumbers:
         assert model.score(rows[600:], y[600:]) > 0.94
 
     def test_noise_is_not_learned_by_heart(self):
-        draws = np.random.default_rng(1)
-        X, noise = draws.normal(size=(2, 200, 4))
+        X, noise = np.random.default_rng(1).normal(size=(2, 200, 4))
         model = DBNRegressor(hidden=(32, 32), workers=1, random_state=0).fit(X, noise[:, 0])
         assert model.score(X, noise[:, 0]) < 0.6 and model.score(noise, X[:, 0]) > -0.3
 

@@ -207,8 +207,7 @@ def test_z_sums_over_all_documents_of_a_length():
     layer = stack_of(words).layers[0]
     for length, have in zip((1, 2, 3), found, strict=True):
         orders = np.eye(4)[list(product(range(4), repeat=length))].sum(axis=1)
-        expected = np.logaddexp.reduce(-free_energy(layer, orders))
-        assert have == pytest.approx(expected, rel=1e-6)
+        assert have == pytest.approx(np.logaddexp.reduce(-free_energy(layer, orders)), rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [12, 40])

@@ -12,6 +12,7 @@ from syncpretrain.errors import DataError
 
 torch = pytest.importorskip("torch", reason="exports are opened by PyTorch")
 nn = torch.nn
+X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
 
 
 def output(module, rows):
@@ -45,14 +46,12 @@ def plain(*widths, function=nn.Sigmoid):
 
 class TestFromTorch:
     def test_codes_are_the_networks(self):
-        X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
         for function in (nn.Sigmoid, nn.ReLU, nn.Tanh, nn.Identity):
             net = nn.Sequential(nn.Flatten(), plain(6, 5, 3, function=function), nn.Dropout())
             close(Stack.from_torch(net).encode(X), output(net.eval(), X))
 
     def test_a_decoder_of_its_own(self):
         encoder, decoder = plain(6, 5, 3), plain(3, 5, 6)
-        X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
         stack = Stack.from_torch(encoder, decoder, visible_units="bernoulli")
         close(stack.reconstruct(X), output(decoder, output(encoder, X)))
         close(output(stack.to_torch("autoencoder"), X), stack.reconstruct(X))
@@ -66,8 +65,7 @@ class TestFromTorch:
         assert (tuned.predict(bits) == y).mean() > 0.9
 
     def test_a_regression(self):
-        net = nn.Sequential(plain(4, 3), nn.Linear(3, 1, bias=False))
-        X = np.random.default_rng(0).random((5, 4), dtype=np.float32)
+        net = nn.Sequential(plain(6, 3), nn.Linear(3, 1, bias=False))
         close(Stack.from_torch(net, regression=True).predict(X), output(net, X)[:, 0])
 
     @pytest.mark.parametrize(

@@ -125,8 +125,7 @@ def test_a_wrong_model_is_told_from_chains_that_do_not_mix():
 
 
 def test_a_wrong_model_that_mixes_is_said_to_be_wrong():
-    layer = two_modes(0.3, 1)
-    first, second = Stack((layer,)).mixing(MODES, LABELS, steps=300).sentences()
+    first, second = Stack((two_modes(0.3, 1),)).mixing(MODES, LABELS, steps=300).sentences()
     assert first.startswith(MIXED)
     assert second.startswith("the model is wrong: by the chains")
     assert "in region on, and 50 % of the data" in second.replace("off", "on")

@@ -51,8 +51,7 @@ def test_a_stack_comes_back_bit_for_bit(tmp_path, stack):
 @pytest.mark.parametrize(("below", "above"), product(UNITS, UNITS))
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
 def test_every_kind_of_layer_comes_back(tmp_path, below, above, model):
-    first = make_stack().layers[0]
-    layer = replace(first, visible_units=below, hidden_units=above, model=model)
+    layer = replace(make_stack().layers[0], visible_units=below, hidden_units=above, model=model)
     Stack((layer,)).save(tmp_path / "a")
     assert_equal(load(tmp_path / "a"), Stack((layer,)))
 

@@ -72,8 +72,7 @@ class TestPasses:
         stack = mixed_stack()
         prepared = stack.prepared(X)
         first, second, third = stack.layers
-        code = third.up(second.up(first.up(prepared)))
-        down = third.down(code, units="gaussian")
+        down = third.down(third.up(second.up(first.up(prepared))), units="gaussian")
         down = first.down(second.down(down, units="relu"), units="gaussian")
         np.testing.assert_array_equal(stack.reconstruct(X), stack.scaling.invert(down))
         assert stack.predict(X).shape == (7,)

@@ -60,13 +60,16 @@ class TestRules:
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("epochs", 10), ("batch_size", 5), ("visible_units", "bernoulli"), ("epochs", "auto")],
+        [
+            ("epochs", 10),
+            ("batch_size", 5),
+            ("visible_units", "bernoulli"),
+            ("epochs", "auto"),
+            ("learning_rate", 0.02),
+        ],
     )
     def test_what_is_given_stays(self, name, value):
         assert name not in chosen(Facts(105, 16, -3.0, 12.0), **{name: value})
-
-    def test_a_given_rate_stays_beside_chosen_units(self):
-        assert "learning_rate" not in chosen(Facts(105, 16, -3.0), learning_rate=0.02)
 
     def test_a_minibatch_has_room_for_its_shards(self):
         assert chosen(Facts(200, 16), shards=16)["batch_size"] == 16
@@ -385,5 +388,4 @@ def test_documents_of_unknown_length_keep_their_rate(row_sum):
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "i8"])
 def test_facts_have_the_mean_sum_of_a_row(dtype):
-    X = np.array([[0, 1, 5], [2, 0, 2]], dtype=dtype)
-    assert look_at(X).facts.row_sum == 5
+    assert look_at(np.array([[0, 1, 5], [2, 0, 2]], dtype=dtype)).facts.row_sum == 5
