@@ -166,6 +166,8 @@ class TestReconstruct:
         assert said == "p.png: 7 examples of bytes.npy above their reconstructions\n"
 
 
+MODEL = "on-file/model.safetensors"
+NO_CHAINS = "layer 1 keeps no chains; pretrain with --persistent and --chains 500, say,"
 UPPER, NO_IMAGES = "on-file --level 2 --save y.npy", "for samples that are no images"
 
 
@@ -245,15 +247,9 @@ class TestSample:
             ("on-file --steps 0", "--steps: got 0"),
             (f"{UPPER} --out z.png", f"--out: got z.png {NO_IMAGES}; leave it out"),
             (f"{UPPER} --shape 8x8", f"--shape: got 8x8 {NO_IMAGES}; leave it out"),
-            (
-                "on-file --start chains",
-                "layer 1 keeps no chains; pretrain with --persistent and --chains 500, say,",
-            ),
+            ("on-file --start chains", NO_CHAINS),
             ("on-file --save no/x.npy", "--save: the folder no does not exist"),
-            (
-                "on-file --save on-file/model.safetensors",
-                "--save: on-file/model.safetensors is a file of the run",
-            ),
+            (f"on-file --save {MODEL}", f"--save: {MODEL} is a file of the run"),
         ],
     )
     def test_refusals(self, folder, monkeypatch, capsys, arguments, message):

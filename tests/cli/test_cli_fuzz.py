@@ -132,13 +132,9 @@ def contents(folder: Path) -> list[str]:
 
 
 def train(folder: Path, out: str, *arguments: str) -> Ended:
-    return call(folder, out, f"--out={out}", *arguments)
-
-
-def call(folder: Path, out: str, *arguments: str) -> Ended:
     """Call the command, and check all that holds whatever it was given."""
     before = contents(folder)
-    given = ["train", *arguments]
+    given = ["train", *arguments, *([] if "--resume=run" in arguments else [f"--out={out}"])]
     note(" ".join(given))
     streams = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
@@ -187,7 +183,7 @@ def follow(folder: Path, first: Ended, draw: Draw, data: st.DataObject) -> None:
     assert first.report is not None
     how = data.draw(st.sampled_from(["not", "not", "not", "replay", "config", "resume", "others"]))
     if how == "resume":
-        assert call(folder, "again", "--resume=run").status == 2
+        assert train(folder, "again", "--resume=run").status == 2
     elif how == "replay":
         ended = train(folder, "again", "--replay=run", "--json")
         if 'handoff = "minibatch"' in (folder / "run" / "config.toml").read_text():

@@ -189,8 +189,7 @@ class TestBench:
         monkeypatch.setattr(bench, "plan_for", lambda task, **own: measured(task, **own | brief))
 
     def test_table(self, call):
-        own = ("--products", "own")
-        out, err = call("bench", *STACK, "--examples", 100, "--workers", 2, *own)
+        out, err = call("bench", *STACK, *QUICK[2:], "--workers", 2, "--products", "own")
         lines = out.splitlines()
         assert lines[0] == "16-8-4, 2 epochs of 100 examples, 2 workers"
         assert lines[1].startswith("large products, 1 core: BLAS ")

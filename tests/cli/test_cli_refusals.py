@@ -46,13 +46,13 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     np.save(folder / "x.npy", np.random.default_rng(0).random((40, WIDTH), dtype=np.float32))
     data = {"name": str(folder / "x.npy")}
-    settings = settings_from((WIDTH, 9, 4), epochs=1, batch_size=10, data=data)
-    train_run(settings, out=folder / "run")
+    train_run(settings_from((WIDTH, 9, 4), epochs=1, batch_size=10, data=data), out=folder / "run")
     return folder / "run"
 
 
 RUNTIMES = ("threads", "processes", "serial")
 NO_TF32 = "got tf32 on the CPU, which does not multiply it; take float32"
+LARGE = "1x4x4,conv:62500x1,1000000"
 OPTIONS = [
     ("--layers 16", "--layers: got 16, expected two numbers or more"),
     ("--layers 16,0", "--layers: got 0, expected a whole number of at least 1"),
@@ -68,10 +68,7 @@ OPTIONS = [
         "--layers: images of 3x8x8 have 192 values, but an example has 16; begin with images of 16",
     ),
     ("--layers 16,conv:2x3", "--layers: got 16 before conv:2x3, expected the shape of the images"),
-    (
-        "--layers 1x4x4,conv:62500x1,1000000",
-        "--layers: 1x4x4,conv:62500x1,1000000 on 40 examples need about",
-    ),
+    (f"--layers {LARGE}", f"--layers: {LARGE} on 40 examples need about"),
     (
         "--layers 1x4x4,conv:2x3 --replicas 2 --split units",
         "--split: got units for layer 1, a convolution, expected filters, or examples; only de",
@@ -156,24 +153,21 @@ OPTIONS = [
     ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),
 ]
 TUNING = [
-    ("--finetune-batch-size 41", "batch-size: got 41, exp"),
+    ("finetune-batch-size 41", "batch-size: got 41, exp"),
+    ("finetune-epochs 9999999", "epochs: got 9999999, expected a whole number of at most 1000000"),
+    ("backend numpy --finetune-precision tf32", f"precision: {NO_TF32}"),
     (
-        "--finetune-epochs 9999999",
-        "epochs: got 9999999, expected a whole number of at most 1000000",
-    ),
-    ("--backend numpy --finetune-precision tf32", f"precision: {NO_TF32}"),
-    (
-        "--finetune-optimizer cg --finetune-precision bfloat16",
+        "finetune-optimizer cg --finetune-precision bfloat16",
         "precision: got bfloat16 with optimizer cg, whose searches need exact products",
     ),
-    ("--finetune-replicas 2000", "replicas: got 2000, exp"),
-    ("--finetune-shards 2000", "shards: got 2000, expected"),
+    ("finetune-replicas 2000", "replicas: got 2000, exp"),
+    ("finetune-shards 2000", "shards: got 2000, expected"),
     (
-        "--finetune-replicas 3 --finetune-shards 2",
+        "finetune-replicas 3 --finetune-shards 2",
         "replicas: got 3 for 2 shards, expected no more workers than shards",
     ),
 ]
-OPTIONS += [(f"--finetune reconstruction {given}", f"--finetune-{m}") for given, m in TUNING]
+OPTIONS += [(f"--finetune reconstruction --{given}", f"--finetune-{m}") for given, m in TUNING]
 
 
 class TestTrain:

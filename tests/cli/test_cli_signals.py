@@ -32,7 +32,6 @@ class Run:
         return self.log.read_text().splitlines()
 
     def wait_for(self, start):
-        """Wait for a line that begins so."""
         deadline = time.monotonic() + START_SECONDS
         while not any(line.startswith(start) for line in self.lines()):
             assert self.process.poll() is None, f"ended before {start!r}: {self.lines()}"

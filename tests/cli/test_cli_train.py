@@ -10,7 +10,6 @@ from syncpretrain.cli.output import print_errors, print_run
 from syncpretrain.settings import read_settings
 
 pytestmark = pytest.mark.usefixtures("folder_with_examples")
-LAYERS = ("--layers", "16,9,4")
 KEYS = (
     *("schedule", "pace", "handoff", "delay", "runtime", "backend"),
     *("workers", "seed", "data", "layers"),
@@ -35,9 +34,16 @@ def train_json(call):
     return train
 
 
-SMALL = ("--data", "x.npy", *LAYERS, "--epochs", 2, "--batch-size", 10)
-TUNING = ("--finetune-epochs", 1, "--finetune-batch-size", 10)
-TUNED = (*SMALL, "--finetune", "reconstruction", *TUNING)
+SMALL = ("--data", "x.npy", "--layers", "16,9,4", "--epochs", 2, "--batch-size", 10)
+TUNED = (
+    *SMALL,
+    "--finetune",
+    "reconstruction",
+    "--finetune-epochs",
+    1,
+    "--finetune-batch-size",
+    10,
+)
 
 
 class TestOutput:
@@ -159,8 +165,7 @@ class TestRepeating:
 
 class TestDivergence:
     def test_the_layer_is_named_and_the_last_finite_model_kept(self, call, tmp_path):
-        rates = ("--learning-rate", "0.1,1e38")
-        out, err = call("train", *SMALL, *rates, "--out", "run", status=1)
+        out, err = call("train", *SMALL, "--learning-rate", "0.1,1e38", "--out", "run", status=1)
         assert out == ""
         message = err.splitlines()[-1]
         assert message.startswith("Error: layer 2 diverged in epoch ")

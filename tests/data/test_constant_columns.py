@@ -55,8 +55,7 @@ class TestScaling:
         np.testing.assert_array_equal(scaling.invert(made + 1)[:, 2], np.float32(value))
 
     def test_numbers_that_differ_by_rounding_are_one(self):
-        X = np.array([[0.1 + 0.2, 1e9], [0.3, 1e9]])
-        assert Scaling.of(X).constant.all()
+        assert Scaling.of(np.array([[0.1 + 0.2, 1e9], [0.3, 1e9]])).constant.all()
         assert Scaling.of(np.float32([[1, 1e9], [1, 1e9 + 64]])).constant.tolist() == [True, False]
         assert Scaling.of(np.float32([[0.3]] * 2)).novel_in(np.array([[0.1 + 0.2]]))[0] == 0
 
@@ -182,8 +181,7 @@ class TestNotices:
 
     def test_there_is_none_where_all_vary_or_values_are_probabilities(self):
         found = []
-        X = (with_column(0) > 0).astype("f4")
-        pretrain(X, hidden=[3], observers=[found.append], **SHORT)
+        pretrain((with_column(0) > 0).astype("f4"), hidden=[3], observers=[found.append], **SHORT)
         pretrain(NORMAL, hidden=[3], observers=[found.append], **SHORT)
         assert not [message for message in notices_of(found) if "never vary" in message]
 

@@ -211,13 +211,11 @@ class TestImputation:
         X = np.hstack([choice, choice])
         X[::2, :3] = np.nan
         options = {"visible_units": "softmax:2x3", "learning_rate": 1}
-        stack = pretrain(X, layers=[6, 8], epochs=40, batch_size=10, **options)
-        found = stack.impute(X)[::2, :3]
+        found = pretrain(X, layers=[6, 8], epochs=40, batch_size=10, **options).impute(X)[::2, :3]
         np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-4)
         np.testing.assert_array_equal(found.argmax(axis=1), np.arange(0, 60, 2) % 3)
 
-    def test_chains_come_to_the_conditional_distribution(self):
-        """Of a missing binary unit, by enumeration."""
+    def test_chains_come_to_the_enumerated_conditional_distribution(self):
         draws = np.random.default_rng(2)
         W, b, a = (draws.normal(0, 1, s).astype("f4") for s in ((3, 2), 2, 3))
         layer = DenseLayer(W, b, a)

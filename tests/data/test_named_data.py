@@ -10,6 +10,7 @@ from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -201,9 +202,7 @@ class TestFetch:
         assert names_in(small / "kmnist") == [*IDX_FILES][:2]
 
     def test_a_stop_leaves_nothing(self, server, small):
-        def stop(file, done):
-            raise KeyboardInterrupt
-
+        stop = Mock(side_effect=KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch(named_data("cifar10"), mirror=f"{server[0]}/cifar10", report=stop)
         assert not (small / "cifar10").exists()

@@ -377,8 +377,7 @@ class TestImages:
         for number, name in enumerate(["cat/1.png", "cat/2.png", "dog/1.png"]):
             path = tmp_path / name
             path.parent.mkdir(exist_ok=True)
-            pixels = np.arange(12, dtype=np.uint8).reshape(3, 4) + 10 * number
-            _image(pixels).save(path)
+            _image(np.arange(12, dtype=np.uint8).reshape(3, 4) + 10 * number).save(path)
         return tmp_path
 
     @pytest.fixture

@@ -440,5 +440,4 @@ def test_estimators_have_the_results_of_dense_rows():
     close(rbm.fit_transform(X), estimators.StackedRBM(**own).fit_transform(BITS))
     close(rbm.score_samples(X), rbm.score_samples(BITS))
     assert rbm.partial_fit(X).transform(X).shape == (70, 6)
-    counts = sparse.csr_matrix(DENSE)
-    assert estimators.StackedRBM(**own).fit(counts).stack_.units[0] == COUNTS
+    assert estimators.StackedRBM(**own).fit(sparse.csr_matrix(DENSE)).stack_.units[0] == COUNTS

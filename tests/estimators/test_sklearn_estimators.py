@@ -16,6 +16,7 @@ from estimatorkinds import (
 )
 from joblib import Parallel, delayed
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_regression
@@ -31,6 +32,7 @@ from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.sklearn.base import core_limit
 
+DATES = np.full(90, "2020-01-01", dtype="M8[D]")
 QUIET = "ignore::syncpretrain.errors.PoorResultWarning"  # two epochs learn little
 SMALL = {"hidden": (6, 3), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
 TUNED = {**SMALL, "hidden": (8,), "finetune_epochs": 40}
@@ -155,7 +157,6 @@ class TestAll:
                 assert_array_equal(np.concatenate(parts), whole[:end])
 
     def test_sparse_rows_have_no_missing_values(self, estimator):
-        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
         with pytest.raises(ValueError, match="NaN"):
             clone(estimator).fit(sparse.csr_matrix(HOLES), NUMBERS)
 
@@ -313,22 +314,6 @@ class TestClassifier:
         fitted = DBNClassifier(**TUNED).fit(BLOBS, np.where(NUMBERS == 0, 1, -1))
         assert fitted.classes_.tolist() == [-1, 1]
 
-    @pytest.mark.parametrize(
-        ("y", "match"),
-        [
-            (None, "y: got None, expected labels"),
-            (np.zeros(90), "y: got 1 class"),
-            (np.full(90, None), "y: got no label"),
-            (np.array(["a", 1] * 45, dtype=object), "y: got labels of types int, str"),
-            (np.linspace(0, 1, 90), "Unknown label type: continuous"),
-            (NUMBERS[:5], "inconsistent"),
-            (np.array(["2020-01-01"] * 90, dtype="M8[D]"), "y: got values of type datetime64"),
-        ],
-    )
-    def test_wrong_labels(self, y, match):
-        with pytest.raises(ValueError, match=match):
-            DBNClassifier(**TUNED).fit(BLOBS, y)
-
     def test_weights_of_classes_multiply_those_of_rows(self):
         each, own = np.array([1.0, 2.0, 5.0]), np.linspace(0.5, 2, 90)
         by_class = DBNClassifier(**TUNED, class_weight=dict(enumerate(each)))
@@ -395,18 +380,26 @@ class TestRegressor:
         assert fitted.target_mean_ == pytest.approx([BLOBS[::2, 0].mean()])
         assert np.isfinite(fitted.predict(BLOBS)).all()
 
-    @pytest.mark.parametrize(
-        ("y", "match"),
-        [
-            (None, "y: got None, expected numbers"),
-            (np.full(90, np.nan), "y: got NaN in every row"),
-            (np.full(90, np.inf), "infinity"),
-            (np.full(90, "2020-01-01", dtype="M8[D]"), "y: got values of type datetime64"),
-        ],
-    )
-    def test_wrong_numbers(self, y, match):
-        with pytest.raises(ValueError, match=match):
-            DBNRegressor(**TUNED).fit(BLOBS, y)
+
+@pytest.mark.parametrize(
+    ("kind", "y", "match"),
+    [
+        (DBNClassifier, None, "y: got None, expected labels"),
+        (DBNClassifier, np.zeros(90), "y: got 1 class"),
+        (DBNClassifier, np.full(90, None), "y: got no label"),
+        (DBNClassifier, np.array(["a", 1] * 45, dtype=object), "y: got labels of types int, str"),
+        (DBNClassifier, np.linspace(0, 1, 90), "Unknown label type: continuous"),
+        (DBNClassifier, NUMBERS[:5], "inconsistent"),
+        (DBNClassifier, DATES, "y: got values of type datetime64"),
+        (DBNRegressor, None, "y: got None, expected numbers"),
+        (DBNRegressor, np.full(90, np.nan), "y: got NaN in every row"),
+        (DBNRegressor, np.full(90, np.inf), "infinity"),
+        (DBNRegressor, DATES, "y: got values of type datetime64"),
+    ],
+)
+def test_wrong_targets(kind, y, match):
+    with pytest.raises(ValueError, match=match):
+        kind(**TUNED).fit(BLOBS, y)
 
 
 @pytest.mark.parametrize(("kind", "none"), [(DBNClassifier, None), (DBNRegressor, np.nan)], ids=str)
@@ -461,7 +454,6 @@ class TestAnomalies:
         assert -scores.mean() < 2
 
     def test_sparse_rows_have_the_scores_of_dense_ones(self):
-        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
         X = UNIT * (UNIT > 0.5)
         detector = StackAnomalyDetector(**SMALL, finetune_epochs=1)
         dense, rows = (clone(detector).fit(x).decision_scores_ for x in (X, sparse.csr_matrix(X)))
@@ -516,7 +508,6 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from syncpretrain.sklearn import DBNClassifier
-
 X, y = load_iris(return_X_y=True)
 settings = {"finetune_learning_rate": 0.02}
 model = DBNClassifier(epochs=2, finetune_epochs=20, random_state=0, settings=settings)

@@ -1,7 +1,4 @@
-"""Few labels and all: columns that share a range, tables of 0 and 1, and a committee.
-
-A committee learns from the labels, and a network from its probabilities of all rows.
-"""
+"""Few labels and all: columns that share a range, zeros and ones, and a committee that teaches."""
 
 from functools import partial
 
@@ -49,7 +46,6 @@ def some(y, step=10):
 
 
 BITS, KINDS = kinds()
-ALL = Targets(np.arange(len(KINDS)), KINDS)
 PIXELS = np.round(BITS * 16 * RNG.random(BITS.shape) ** 0.2)
 MEASURED = BITS + RNG.normal(size=BITS.shape)
 

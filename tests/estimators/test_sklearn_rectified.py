@@ -15,10 +15,6 @@ from syncpretrain.sklearn.predictors import StackPredictor
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 3))
-RINGS = (np.square(X).sum(axis=1) > 2.4).astype(int)
-HALVES = (X[:, 0] > 0).astype(int)
-SMALL = {"hidden": (32, 8), "epochs": 2, "workers": 1, "random_state": 0}
-BENT, PLAIN = ("gaussian", "relu", "bernoulli"), ("gaussian", "bernoulli", "bernoulli")
 
 
 @pytest.mark.parametrize(

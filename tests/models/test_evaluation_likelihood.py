@@ -177,8 +177,6 @@ def test_an_autoencoder_has_no_energy(measure):
         measure(replace(make_layer(), model="autoencoder"))
 
 
-# Documents of some length
-
 LENGTHS = np.array([1.0, 2, 3, 7, 40])
 rng = np.random.default_rng
 

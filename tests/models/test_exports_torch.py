@@ -44,6 +44,9 @@ def plain(*widths, function=nn.Sigmoid):
     return nn.Sequential(*(m for v, h in pairs for m in (nn.Linear(v, h), function())))
 
 
+CLASSIFIER = nn.Sequential(plain(4, 3), nn.Linear(3, 2))
+
+
 class TestFromTorch:
     def test_codes_are_the_networks(self):
         for function in (nn.Sigmoid, nn.ReLU, nn.Tanh, nn.Identity):
@@ -76,11 +79,7 @@ class TestFromTorch:
             (nn.Sequential(nn.Sigmoid(), nn.Linear(3, 2)), {}, "network: got Sigmoid at place 0"),
             (nn.Sequential(), {}, "network: got no dense layer"),
             (plain(3, 2), {"classes": [0, 1]}, "network: got sigmoid behind the last layer"),
-            (
-                nn.Sequential(plain(4, 3), nn.Linear(3, 2)),
-                {"classes": [1, 1]},
-                "classes: got 2 for",
-            ),
+            (CLASSIFIER, {"classes": [1, 1]}, "classes: got 2 for"),
             (nn.Linear(3, 2), {"regression": True}, "network: got 1 dense layers, expected one"),
             (nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), {}, "classes: got none for a softmax"),
             (plain(4, 3), {"decoder": plain(3, 2, 4)}, "decoder: got 2 dense layers, expected 1"),

@@ -56,10 +56,7 @@ def random_layer(draws: np.random.Generator) -> DenseLayer:
 
 
 def layer_with_modes(draws: np.random.Generator) -> DenseLayer:
-    """Return an RBM with two opposite modes, deep and about equally probable.
-
-    Flipping every unit together nearly keeps the energy; the pattern of a mode is random.
-    """
+    """Return an RBM with two opposite modes at random, deep and about equally probable."""
     visible, hidden = draws.integers(6, 10), draws.integers(3, 5)
     signs = np.outer(draws.choice([-1, 1], visible), draws.choice([-1, 1], hidden))
     W = draws.uniform(3.5, 5) * signs * draws.uniform(0.8, 1.2, size=signs.shape)

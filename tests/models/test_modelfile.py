@@ -34,13 +34,13 @@ def full_stack(kind: str = "classification") -> Stack:
     return Stack(layers, modelfiles.INFO, scaling, head)
 
 
-KINDS = ("classification", "regression")
 NARROW = {"input__shift": zeros(1), "input__scale": zeros(1) + 1}
+WIDER = {"layers__2__weight": zeros(5, 2), "layers__2__visible_bias": zeros(5)}
 MIXED = Stack((make_stack().layers[0], make_stack(tied=False).layers[1]))
 STACKS = [make_stack(tied=tied, transposed=t) for tied in (True, False) for t in (True, False)]
 
 
-@pytest.mark.parametrize("stack", [*STACKS, MIXED, *map(full_stack, KINDS)])
+@pytest.mark.parametrize("stack", [*STACKS, MIXED, full_stack(), full_stack("regression")])
 def test_a_stack_comes_back_bit_for_bit(tmp_path, stack):
     stack.save(str(tmp_path / MODEL_NAME))
     found = load(str(tmp_path))
@@ -112,10 +112,7 @@ def test_other_types_of_numbers_are_refused(tmp_path, dtype, size):
         ({"layers__2__visible_bias": zeros(2)}, "arrays of layer 2 do not fit each other"),
         ({"layers__2__weight": zeros(6)}, "arrays of layer 2 do not fit each other"),
         ({"layers__1__decoder_weight": zeros(4, 3)}, "arrays of layer 1 do not fit each other"),
-        (
-            {"layers__2__weight": zeros(5, 2), "layers__2__visible_bias": zeros(5)},
-            "layers 1 and 2 do not fit each other",
-        ),
+        (WIDER, "layers 1 and 2 do not fit each other"),
         ({"layers__1__hidden_bias": np.float32([0, np.nan, 0])}, "layer 1 holds NaN or infinite"),
         ({"layers__2__hidden_bias": np.float32([0, np.inf])}, "layer 2 holds NaN or infinite"),
         ({"layers__1__hidden_bias": np.float32([0, 0, 1])}, "do not match their checksum"),

@@ -21,7 +21,6 @@ from syncpretrain.models.stack import Head
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 TEXT = "2x8x6,conv:4x3,pool:2,conv:3x2,6"
-WIDTHS = (96, 24, 6, 6)
 NARROW = {"input__shift": zeros(2), "input__scale": zeros(2) + 1}
 UNFIT, LOWEST = "arrays of layer {} do not fit each other", "layers__2__visible_bias"
 
@@ -61,7 +60,7 @@ class TestPasses:
 
     def test_layer_after_layer(self, X):
         stack = convolutional_stack(TEXT)
-        assert stack.widths == WIDTHS
+        assert stack.widths == (96, 24, 6, 6)
         code = X
         for number, layer in enumerate(stack.layers, start=1):
             code = layer.up(code)

@@ -281,8 +281,6 @@ def test_float32_loses_nothing_that_an_acceptance_needs():
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
 
 
-# By Gibbs, of the top layer
-
 VISIBLE, HIDDEN = 5, 4
 
 

@@ -131,15 +131,10 @@ class TestRules:
 
 
 class TestSettled:
-    def test_nothing_follows_for_a_preset(self):
-        settings = settings_from([4, 3])
-        data = data_of(table())
-        assert completed(settings, None, data) == (settings, data, None)
-
-    def test_mnist_keeps_its_values_with_fewer_digits(self):
-        settings = settings_from([4, 3])
-        data = data_of(table(), name="mnist")
-        assert completed(settings, Given(), data) == (settings, data, None)
+    @pytest.mark.parametrize(("given", "name"), [(None, "toy"), (Given(), "mnist")])
+    def test_nothing_follows_for_a_preset_and_for_mnist_with_fewer_digits(self, given, name):
+        settings, data = settings_from([4, 3]), data_of(table(), name=name)
+        assert completed(settings, given, data) == (settings, data, None)
 
     def test_fine_tuning_counts_labelled_rows(self):
         labels = np.where(np.arange(60) < 8, np.arange(60) % 2, -1)

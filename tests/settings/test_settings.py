@@ -16,16 +16,9 @@ from syncpretrain.errors import SettingsError
 from syncpretrain.settings import read_settings, replaced, settings_from, write_settings
 from syncpretrain.settings.fields import LEARNING, Count, Fraction, Frozen, Setting, settings_of
 
-ASYNC_SETTINGS = {
-    "push_every": 2,
-    "fetch_every": 4,
-    "async_rate": "constant",
-    "delay_compensation": 0.0,
-    "max_staleness": 3,
-    "simulate_staleness": None,
-    "trim_replicas": True,
-    "servers": 2,
-}
+ASYNC_SETTINGS = {"push_every": 2, "fetch_every": 4, "async_rate": "constant", "servers": 2}
+ASYNC_SETTINGS |= {"max_staleness": 3, "simulate_staleness": None, "trim_replicas": True}
+ASYNC_SETTINGS |= {"delay_compensation": 0.0}
 LAYERS = (64, 32, 8)
 
 
@@ -64,12 +57,10 @@ def test_settings_may_be_made_first_by_several_threads():
     code = """
 from threading import Barrier, Thread
 from syncpretrain.settings import settings_from
-
 start = Barrier(4)
 def work():
     start.wait(30)
     settings_from((8, 4))
-
 threads = [Thread(target=work) for _ in range(4)]
 for thread in threads:
     thread.start()
@@ -189,6 +180,8 @@ class TestDefaults:
 
 
 OTHER_UNITS = "pseudo-likelihood with visible units that are not bernoulli"
+LINEAR_CODE = {"hidden_units": ["bernoulli", "gaussian"], "sparsity_cost": [0, 0.1]}
+NUMBERS = {"objective": "regression", "loss": "cross-entropy"}
 BY_TIMING = "a metric with finish first-layer in lockstep"
 
 
@@ -231,10 +224,7 @@ class TestRefusals:
                     "gaussian:0",
                 )
             ),
-            (
-                {"hidden_units": ["bernoulli", "gaussian"], "sparsity_cost": [0, 0.1]},
-                "sparsity_cost: got a cost for gaussian hidden units",
-            ),
+            (LINEAR_CODE, "sparsity_cost: got a cost for gaussian hidden units"),
         ],
     )
     def test_a_wrong_value_is_named(self, given, message):
@@ -280,10 +270,7 @@ class TestRefusals:
             ({"weight_decay": np.inf}, "weight_decay: got inf, expected"),
             ({"momentum": 0.9}, "momentum: got momentum with optimizer adam"),
             ({"objective": "classification", "loss": "squared"}, "loss: got squared for classes"),
-            (
-                {"objective": "regression", "loss": "cross-entropy"},
-                "loss: got cross-entropy for numbers",
-            ),
+            (NUMBERS, "loss: got cross-entropy for numbers"),
         ],
     )
     def test_fine_tuning(self, given, message):
@@ -310,6 +297,14 @@ class TestRefusals:
     def test_settings_of_one_section_are_named_without_it(self):
         with pytest.raises(SettingsError, match=r"^batch_size: got 0, expected a whole number of"):
             package.checked({"batch_size": 0}, package.FinetuneSettings)
+
+
+TRAINING = {"epochs": (4, 5), "refresh_epochs": (0, 2), "learning_rate": (0.25, 1e-7)}
+TRAINING |= {"batch_size": 7, "momentum": ("0.5:5,0.9", "0"), "weight_decay": (0.0, 1e-5)}
+CHAINS = {"persistent": (True, False), "chains": (40, 0), "chain_start": ("data", "noise")}
+CHAINS |= {"centred": (False, True), "seed": 2**63 - 1, "precision": "bfloat16"}
+WORKERS = {"schedule": "synchronized", "pace": "free", "finish": "first-layer"}
+WORKERS |= {"runtime": "serial", "workers": 3, "blas_threads": 2}
 
 
 class TestFiles:
@@ -345,26 +340,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         "pretrain",
         [
-            {
-                "schedule": "synchronized",
-                "pace": "free",
-                "runtime": "serial",
-                "precision": "bfloat16",
-                "workers": 3,
-                "epochs": (4, 5),
-                "refresh_epochs": (0, 2),
-                "finish": "first-layer",
-                "batch_size": 7,
-                "learning_rate": (0.25, 1e-7),
-                "momentum": ("0.5:5,0.9", "0"),
-                "weight_decay": (0.0, 1e-5),
-                "persistent": (True, False),
-                "chains": (40, 0),
-                "chain_start": ("data", "noise"),
-                "centred": (False, True),
-                "blas_threads": 2,
-                "seed": 2**63 - 1,
-            },
+            TRAINING | CHAINS | WORKERS,
             {"replicas": (2, 1), "shards": (4, 0), "split": "units"},
             {"sample_input": (False, True)},
         ],
