@@ -175,8 +175,7 @@ class TestSample:
     def test_a_png_of_20_samples_in_the_run_folder(self, call, folder):
         said = call("sample", "on-file", "--steps", 3)
         assert said == "on-file/samples.png: 20 samples after 3 steps from noise\n"
-        size = (3 * (10 * (8 + 2) + 2), 3 * (2 * (8 + 5) + 2))
-        assert form_of("on-file/samples.png")[2] == size
+        assert form_of("on-file/samples.png")[2] == (3 * (10 * (8 + 2) + 2), 3 * (2 * (8 + 5) + 2))
 
     def test_from_data_and_seed(self, call, folder):
         contents = []
@@ -220,8 +219,7 @@ class TestSample:
     def test_the_mixing_of_a_run_has_the_weights_of_its_rows(self, call, folder):
         X = np.repeat([[0] * 6, [1] * 6], 100, axis=0)
         lines = [",".join(map(str, [*row, 9 if row[0] else 1])) for row in X]
-        text = "\n".join(["a,b,c,d,e,f,w", *lines]) + "\n"
-        (folder / "w.csv").write_text(text)
+        (folder / "w.csv").write_text("\n".join(["a,b,c,d,e,f,w", *lines]) + "\n")
         how = ("--hidden", 3, "--epochs", 1, "--weights", "w", "--visible-units", "bernoulli")
         call("train", "--data", "w.csv", *how, "--quiet", "--out", "weighted")
         options = ("--steps", 40, "--save", "s.npy")

@@ -8,7 +8,6 @@ import fakecupy
 import pytest
 from commandline import measure_one_round
 
-import syncpretrain.cli.setting_options as given_module
 import syncpretrain.planning.choice as choosing
 from syncpretrain.planning import bench
 from syncpretrain.planning.timings import place_of_timings
@@ -90,15 +89,15 @@ class TestAuto:
         call(*self.TRAIN, "--schedule", "auto", *kept, "--out", "once")
         assert [each.args[0] for each in loads.call_args_list] == ["x.npy"]
 
-    def test_it_settles_the_schedule_and_records_it(self, call, quick):
+    def test_it_settles_the_schedule_and_records_it(self, call, quick, tmp_path):
         out, err = call(*self.TRAIN, "--schedule", "auto", "--out", "run", "--json")
         report = json.loads(out)
         notice = next(line for line in err.splitlines() if "schedule auto: " in line)
         assert f"--schedule {report['schedule']}" in notice
-        recorded = read_settings(given_module.Path("run/config.toml")).pretrain
+        recorded = read_settings(tmp_path / "run/config.toml").pretrain
         assert recorded.schedule == report["schedule"]
         assert recorded.workers is not None
-        assert 'schedule = "auto"' not in given_module.Path("run/config.toml").read_text()
+        assert 'schedule = "auto"' not in (tmp_path / "run/config.toml").read_text()
         again, _ = call("train", "--config", "run/config.toml", "--out", "again", "--json")
         assert json.loads(again)["parameters_sha256"] == report["parameters_sha256"]
 

@@ -44,8 +44,7 @@ def test_units_are_split_in_all_ways_but_one(call):
 def test_one_way_with_all_its_figures(call):
     out, _ = call(*STACK, "--schedule", "synchronized", "--devices", "2", "--bandwidth", "inf")
     row = next(line for line in out.splitlines() if line.strip().startswith("2 "))
-    assert row.split()[:2] == ["2", "2"]
-    assert row.split()[-1] == "1,1"
+    assert (row.split()[:2], row.split()[-1]) == (["2", "2"], "1,1")
 
 
 def test_json_is_read_again_as_costs(call, tmp_path):

@@ -201,8 +201,7 @@ class TestFinetuneOnText:
         assert err.startswith("Error: text.csv: column 'colour' holds text such as 'red', expected")
         assert "as the run was trained on; leave it out with --drop colour, or write numbers" in err
         err = refusal("finetune", "npy", *self.TUNED, "--drop", "colour")
-        words = "give --target kind if it is the class, or --drop kind to leave it out"
-        assert err.endswith(words)
+        assert err.endswith("give --target kind if it is the class, or --drop kind to leave it out")
         err = refusal("finetune", "csv", *self.TUNED)
         assert "leave it out with --drop colour, or give --target colour to predict it" in err
 

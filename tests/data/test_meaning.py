@@ -170,14 +170,12 @@ class TestEveryDoor:
 
         mixed = pretrain(Minibatches(one_pass), **STREAM)
         assert mixed.meaning == Meaning("bytes")
-        alike = pretrain(Minibatches([BYTES]), **STREAM)
-        assert mixed.parameters_sha256 == alike.parameters_sha256
+        assert mixed.parameters_sha256 == pretrain(Minibatches([BYTES]), **STREAM).parameters_sha256
 
     def test_a_mapped_file_that_is_streamed(self, tmp_path):
         np.save(tmp_path / "x.npy", BYTES.astype("f4"))
         X = np.load(tmp_path / "x.npy", mmap_mode="r")
-        stack = pretrain(X, visible_units="gaussian", **STREAM)
-        same(stack, BYTES, BYTES.astype("f4"))
+        same(pretrain(X, visible_units="gaussian", **STREAM), BYTES, BYTES.astype("f4"))
 
     @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
     def test_an_estimator_of_a_stack_trained_on_bytes(self, dtype):

@@ -24,8 +24,7 @@ def folder(tmp_path):
     draws = np.random.default_rng(0)
     kinds = [("a", "u"), ("b", "v"), ("c", "w")] * (N // 3)
     rows = [f"{draws.random():.3f},{draws.integers(2)},{a},{u}" for a, u in kinds]
-    text = "\n".join(["x,b,colour,kind", *rows]) + "\n"
-    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv").write_text("\n".join(["x,b,colour,kind", *rows]) + "\n")
     (tmp_path / "few.csv").write_text("x,b,kind\n0.5,1,u\n0.25,0,w\n")
     (tmp_path / "more.csv").write_text("b,x\n1,0.5\n0,0.25\n")
     return tmp_path

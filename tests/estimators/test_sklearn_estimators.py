@@ -202,8 +202,7 @@ class TestTransformers:
         pandas = pytest.importorskip("pandas", reason="the output is a DataFrame")
         fitted = clone(estimator).set_output(transform="pandas")
         frame = fitted.fit_transform(pandas.DataFrame(BLOBS, index=range(5, 95)))
-        name = type(estimator).__name__.lower()
-        assert list(frame.columns) == [f"{name}{i}" for i in range(3)]
+        assert list(frame.columns) == [f"{type(estimator).__name__.lower()}{i}" for i in range(3)]
         assert frame.index[0] == 5
 
     @by_name(TRANSFORMERS)

@@ -189,8 +189,7 @@ class TestCommittee:
         assert fitted.score(X, y) > 0.9
         (record,) = fitted.stack_.info["finetune"]
         assert (record["unlabelled"], record["normalization"]) == ("none", "batch")
-        assert fitted.stack_.units[1:] == ("relu", "relu")
-        assert list(fitted.teachers_) == MEMBERS
+        assert (fitted.stack_.units[1:], list(fitted.teachers_)) == (("relu", "relu"), MEMBERS)
 
     @pytest.mark.parametrize(
         ("own", "asks"),
@@ -441,8 +440,7 @@ class TestAsked:
 
         monkeypatch.setattr(learner, "fit", fit)
         own = committee.models(ForClasses(2), self.X, 0)[name]
-        members = {name: own, "other": Told(right(0.6))}
-        asked(ForClasses(2), members, self.X, self.LABELS, 0)
+        asked(ForClasses(2), {name: own, "other": Told(right(0.6))}, self.X, self.LABELS, 0)
         assert grown[: len(expected)] == expected
         assert len(grown) == len(expected) or name == "boosting"  # which may not be asked at last
 

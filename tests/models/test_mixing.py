@@ -169,10 +169,9 @@ def test_equal_examples_have_one_region():
     assert Stack((two_modes(0.3, 0),)).mixing(MODES[:10], steps=20).occupancy["data"].max() == 1
 
 
-NO_VALUES = np.full_like(MODES, np.nan)
-
-
-@pytest.mark.parametrize("wrong", [{"chains": 9}, {"steps": 3}, {"X": MODES[:1]}, {"X": NO_VALUES}])
+@pytest.mark.parametrize(
+    "wrong", [{"chains": 9}, {"steps": 3}, {"X": MODES[:1]}, {"X": np.full_like(MODES, np.nan)}]
+)
 def test_too_little_is_refused(wrong):
     with pytest.raises(DataError, match="expected 2, 10 and 4 or more"):
         Stack((two_modes(1, 0),)).mixing(**{"X": MODES, **wrong})

@@ -217,8 +217,7 @@ class TestPython:
         events = []
         stack = pretrain(table(20, high=9), hidden=2, epochs=1, observers=[events.append])
         followed = {"visible_units": "gaussian", "learning_rate": [0.001], "batch_size": 10}
-        assert stack.info["by_data"] == followed
-        assert stack.info["pretrain"]["batch_size"] == 10
+        assert (stack.info["by_data"], stack.info["pretrain"]["batch_size"]) == (followed, 10)
         assert isinstance(events[0], Notice)
         assert events[0].message.startswith("settings for 20 rows of 4 numbers: visible units gau")
 

@@ -65,8 +65,7 @@ class TestText:
 
     def test_the_objects_are_at_the_top(self):
         assert {"Conv", "Pool", "ImageShape"} <= set(syncpretrain.__all__)
-        assert str(Conv(4, 3, "same")) == "conv:4x3:same"
-        assert str(Pool(3, "mean")) == "pool:3:mean"
+        assert (str(Conv(4, 3, "same")), str(Pool(3, "mean"))) == ("conv:4x3:same", "pool:3:mean")
 
     def test_toml_there_and_back(self, tmp_path):
         path = tmp_path / "config.toml"
@@ -219,8 +218,7 @@ def test_any_text_is_read_or_refused(text):
         )
     assert bool(kept) == any(isinstance(shape, ConvolutionShape) for shape in shapes)
     if kept:
-        assert read_architecture(kept) == (width, shapes)
-        assert architecture_of(kept) == (widths, kept)
+        assert (read_architecture(kept), architecture_of(kept)) == ((width, shapes), (widths, kept))
 
 
 SMALL_STACK = "1x8x8,conv:4x3,pool:2,10"
