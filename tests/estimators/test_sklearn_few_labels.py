@@ -162,9 +162,9 @@ def stripes(rows=400, seed=0):
 def steps(monkeypatch):
     """Return a function that lets the networks of a committee train for a few steps alone."""
 
-    def let(steps):
-        monkeypatch.setattr(committee, "TRIAL_STEPS", steps)
-        monkeypatch.setattr(committee, "UNLABELLED_STEPS", steps)
+    def let(number):
+        monkeypatch.setattr(committee, "TRIAL_STEPS", number)
+        monkeypatch.setattr(committee, "UNLABELLED_STEPS", number)
 
     return let
 
@@ -480,10 +480,8 @@ class TestAsked:
         rows, targets = committee.rows_to_learn(self.X, self.LABELS, 0)
         assert len(rows) == 22
         assert_array_equal(rows[targets.rows], self.X[self.LABELS.rows])
-        assert committee.rows_to_learn(self.X[:20], self.LABELS.part(slice(4)), 0)[0].shape == (
-            14,
-            2,
-        )
+        few = self.LABELS.part(slice(4))
+        assert committee.rows_to_learn(self.X[:20], few, 0)[0].shape == (14, 2)
 
     def test_the_labels_alone_are_seen_in_as_many_steps_as_beside_other_rows(self):
         # 140 labels are passed in three minibatches of at most 64 rows.
