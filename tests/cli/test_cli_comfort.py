@@ -37,13 +37,10 @@ def completions(shell, words, monkeypatch, call):
 class TestCompletion:
     @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
     def test_the_script_asks_the_program(self, call, shell):
-        script, _ = call("completion", shell)
-        assert f"_SYNCPRETRAIN_COMPLETE={shell}_complete" in script
+        assert f"_SYNCPRETRAIN_COMPLETE={shell}_complete" in call("completion", shell)[0]
 
-    def test_an_unknown_shell(self, call):
-        _, err = call("completion", "tcsh", status=2)
-        assert "'bash', 'zsh', 'fish'" in err
-        assert err.count("\n") == 1
+    def test_an_unknown_shell(self, refusal):
+        assert "'bash', 'zsh', 'fish'" in refusal("completion", "tcsh")
 
     @pytest.mark.parametrize(
         ("words", "expected"),
@@ -86,14 +83,14 @@ class TestCompletion:
         assert (first, line.split()[:2]) == ("alias x=y", [".", str(script)])
         assert "already in" in out
 
-    def test_a_file_in_the_way_and_bytes_that_are_no_text(self, call, monkeypatch, tmp_path):
+    def test_a_file_in_the_way_and_bytes_of_no_text(self, call, refusal, monkeypatch, tmp_path):
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.delenv("XDG_DATA_HOME", raising=False)
         own = b"alias gr\xfcn=ls\n"  # Latin-1
         (tmp_path / ".bashrc").write_bytes(own)
         (tmp_path / ".local").write_text("")
-        _, err = call("completion", "bash", "--install", status=2)
-        assert err.startswith(f"Error: --install: cannot write {tmp_path / '.local'}")
+        line = refusal("completion", "bash", "--install")
+        assert line.startswith(f"Error: --install: cannot write {tmp_path / '.local'}")
         (tmp_path / ".local").unlink()
         call("completion", "bash", "--install")
         assert (tmp_path / ".bashrc").read_bytes().startswith(own + b". ")
@@ -126,10 +123,8 @@ class TestCompletion:
         (["train", "--xyzzy"], "No such option --xyzzy; see syncpretrain train --help"),
     ],
 )
-def test_a_typing_error_suggests_the_nearest(call, arguments, message):
-    _, err = call(*arguments, status=2)
-    assert err.startswith(f"Error: {message}")
-    assert err.count("\n") == 1
+def test_a_typing_error_suggests_the_nearest(refusal, arguments, message):
+    assert refusal(*arguments).startswith(f"Error: {message}")
 
 
 class TestPrintConfig:
@@ -140,11 +135,10 @@ class TestPrintConfig:
         call("train", *own, "--out", "run", "--quiet")
         assert msgspec.toml.decode((folder / "run/config.toml").read_text()) == printed
 
-    def test_a_wrong_run_is_refused(self, call, folder):
-        _, err = call("train", "--layers", "7,4", "--data", "x.npz", "--print-config", status=2)
-        assert "7" in err
-        _, err = call("train", "--resume", "run", "--print-config", status=2)
-        assert err.startswith("Error: --print-config: cannot be combined with --resume")
+    def test_a_wrong_run_is_refused(self, refusal, folder):
+        assert "7" in refusal("train", "--layers", "7,4", "--data", "x.npz", "--print-config")
+        line = refusal("train", "--resume", "run", "--print-config")
+        assert line.startswith("Error: --print-config: cannot be combined with --resume")
 
 
 class TestDryRun:
@@ -216,8 +210,7 @@ class TestDryRun:
         assert found["data_on_host"]
         assert 2 * 3 * 6 * 4 <= found["data"] <= 200, "two buffers, and what is held out"
         given = ("--data", "x.npz", "--batch-size", 10, *own)
-        text, _ = call("train", *given, "--dry-run")
-        assert "the data stay on the host" in text
+        assert "the data stay on the host" in call("train", *given, "--dry-run")[0]
 
     def test_text(self, call, folder):
         own = ("--data", "x.npz", "--layers", "6,4", "--finetune", "classification")
@@ -227,7 +220,6 @@ class TestDryRun:
         nothing = "nothing was trained, and no folder was made"
         assert heads == ["data", "stack", "memory", "pretraining", "the whole run", nothing]
 
-    def test_a_run_that_would_be_refused(self, call, folder):
+    def test_a_run_that_would_be_refused(self, refusal, folder):
         own = ("--layers", "6,4", "--data", "x.npz", "--dry-run", "--replicas", 0)
-        _, err = call("train", *own, status=2)
-        assert err.startswith("Error: --replicas")
+        assert refusal("train", *own).startswith("Error: --replicas")

@@ -39,7 +39,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def call(call, folder, monkeypatch):
-    """Return a function that calls a command and returns what it printed on stdout."""
     monkeypatch.chdir(folder)
 
     def run(*arguments):
@@ -59,8 +58,7 @@ class TestEvaluate:
         assert list(report) == figures
         assert report["accuracy"] is None
         assert report["data"] == metrics["data"]
-        whole = metrics["reconstruction_error"]
-        assert report["reconstruction_error"] == pytest.approx(whole)
+        assert report["reconstruction_error"] == pytest.approx(metrics["reconstruction_error"])
         for now, then in zip(report["layers"], metrics["layers"], strict=True):
             errors = now["reconstruction_error"]
             assert errors.pop("test") is None
@@ -168,6 +166,8 @@ class TestReconstruct:
         assert said == "p.png: 7 examples of bytes.npy above their reconstructions\n"
 
 
+MODEL = "on-file/model.safetensors"
+NO_CHAINS = "layer 1 keeps no chains; pretrain with --persistent and --chains 500, say,"
 UPPER, NO_IMAGES = "on-file --level 2 --save y.npy", "for samples that are no images"
 
 
@@ -175,8 +175,7 @@ class TestSample:
     def test_a_png_of_20_samples_in_the_run_folder(self, call, folder):
         said = call("sample", "on-file", "--steps", 3)
         assert said == "on-file/samples.png: 20 samples after 3 steps from noise\n"
-        size = (3 * (10 * (8 + 2) + 2), 3 * (2 * (8 + 5) + 2))
-        assert form_of("on-file/samples.png")[2] == size
+        assert form_of("on-file/samples.png")[2] == (3 * (10 * (8 + 2) + 2), 3 * (2 * (8 + 5) + 2))
 
     def test_from_data_and_seed(self, call, folder):
         contents = []
@@ -220,8 +219,7 @@ class TestSample:
     def test_the_mixing_of_a_run_has_the_weights_of_its_rows(self, call, folder):
         X = np.repeat([[0] * 6, [1] * 6], 100, axis=0)
         lines = [",".join(map(str, [*row, 9 if row[0] else 1])) for row in X]
-        text = "\n".join(["a,b,c,d,e,f,w", *lines]) + "\n"
-        (folder / "w.csv").write_text(text)
+        (folder / "w.csv").write_text("\n".join(["a,b,c,d,e,f,w", *lines]) + "\n")
         how = ("--hidden", 3, "--epochs", 1, "--weights", "w", "--visible-units", "bernoulli")
         call("train", "--data", "w.csv", *how, "--quiet", "--out", "weighted")
         options = ("--steps", 40, "--save", "s.npy")
@@ -247,15 +245,9 @@ class TestSample:
             ("on-file --steps 0", "--steps: got 0"),
             (f"{UPPER} --out z.png", f"--out: got z.png {NO_IMAGES}; leave it out"),
             (f"{UPPER} --shape 8x8", f"--shape: got 8x8 {NO_IMAGES}; leave it out"),
-            (
-                "on-file --start chains",
-                "layer 1 keeps no chains; pretrain with --persistent and --chains 500, say,",
-            ),
+            ("on-file --start chains", NO_CHAINS),
             ("on-file --save no/x.npy", "--save: the folder no does not exist"),
-            (
-                "on-file --save on-file/model.safetensors",
-                "--save: on-file/model.safetensors is a file of the run",
-            ),
+            (f"on-file --save {MODEL}", f"--save: {MODEL} is a file of the run"),
         ],
     )
     def test_refusals(self, folder, monkeypatch, capsys, arguments, message):
@@ -319,8 +311,7 @@ class TestHelp:
     @pytest.mark.parametrize("command", ["train", "compare"])
     def test_each_section_fits_a_screen(self, monkeypatch, call, command):
         monkeypatch.setenv("COLUMNS", "80")
-        text = call(command, "--help")
-        blocks = text.split("\n\n")
+        blocks = call(command, "--help").split("\n\n")
         sections = {block.partition(":")[0]: block.splitlines() for block in blocks[1:]}
         assert ", ".join(list(sections)[-12:]) == (
             "Data and settings, Model, Learning, RBMs, Autoencoders, Schedule, Workers, Fine-tuning"
@@ -343,8 +334,7 @@ class TestHelp:
         assert OPTIONS.keys() <= {param.name for param in command.params}
 
     def test_the_version(self):
-        found = program("--version")
-        assert found.stdout == f"syncpretrain {syncpretrain.__version__}\n"
+        assert program("--version").stdout == f"syncpretrain {syncpretrain.__version__}\n"
 
 
 def program(*arguments):

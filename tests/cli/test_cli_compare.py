@@ -3,6 +3,7 @@
 import json
 import sys
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("fonts")
 
 @pytest.fixture
 def call(call, tmp_path, monkeypatch):
-    """Return a function that calls compare and returns its standard streams."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparing, "FEWEST_STEPS", 20)
     return partial(call, "compare")
@@ -80,8 +80,7 @@ class TestResults:
         assert [(row["start"], row["labels"]) for row in report["table"]] == [("random", None)]
 
     def test_one_seed_has_no_means(self, call):
-        out, _ = call(*TINY, *RANDOM)
-        assert "one seed; the gain is over random weights" in out.splitlines()
+        assert "one seed; the gain is over random weights" in call(*TINY, *RANDOM)[0].splitlines()
 
     def test_a_share_of_nothing_wrong_can_be_drawn(self, tmp_path):
         save_label_curve({"random": [(10, 0.0, None), (20, 0.0, 0.0)]}, tmp_path / "x.png")
@@ -113,29 +112,23 @@ class TestUnfinished:
 
     def test_a_full_log_does_not_end_it(self, call, monkeypatch):
         monkeypatch.setattr(sys.stderr, "write", full, raising=False)
-        out, _ = call(*TINY, *RANDOM, "--json")
-        assert json.loads(out)["runs"][0]["start"] == "random"
+        assert json.loads(call(*TINY, *RANDOM, "--json")[0])["runs"][0]["start"] == "random"
 
 
 class TestPreset:
     @pytest.fixture
     def asked(self, monkeypatch):
         """Record the settings that would be compared, instead of comparing."""
-        asked = []
-
-        def record(settings, data, **options):
-            asked.append((settings, options))
-            raise KeyboardInterrupt
-
         none = np.zeros((1, 784), np.float32)
         data = Dataset("mnist", "nothing", none, none, none)
         monkeypatch.setattr("syncpretrain.data.load_dataset", lambda *a, **b: data)
-        monkeypatch.setattr(comparing, "compare", record)
+        asked = Mock(side_effect=KeyboardInterrupt)
+        monkeypatch.setattr(comparing, "compare", asked)
         return asked
 
     def test_the_default_is_label_budget(self, call, asked):
         call(status=130)
-        ((settings, options),) = asked
+        (settings, _), options = asked.call_args
         assert settings == read_settings(preset_path("label-budget"))
         assert (options["starts"], options["labels"]) == (tuple(STARTS), (None,))
         assert list(options["seeds"]) == [0, 1, 2]
@@ -153,44 +146,37 @@ class TestPreset:
     )
     def test_few_labels_take_their_preset(self, call, asked, given, preset, labels):
         call(*given, status=130)
-        ((settings, options),) = asked
+        (settings, _), options = asked.call_args
         wanted = read_settings(preset_path(preset))
         assert settings == replaced(wanted, data=replaced(wanted.data, labels=None))
         assert options["labels"] == labels
 
     def test_options_win(self, call, asked):
         call("--labels", "100,all", "--seeds", 2, "--seed", 7, "--epochs", 3, status=130)
-        ((settings, options),) = asked
+        (settings, _), options = asked.call_args
         assert settings.pretrain.epochs == (3, 3, 3)
         assert (options["labels"], list(options["seeds"])) == ((100, None), [7, 8])
 
 
-def test_a_curve_that_could_not_be_drawn(call, tmp_path, monkeypatch):
+def test_a_curve_that_could_not_be_drawn(refusal, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    out, err = call(*TINY, "--labels", "50", status=2)
-    assert (out, err) == ("", 'Error: a curve needs Matplotlib: pip install "syncpretrain[plot]"\n')
+    line = refusal(*TINY, "--labels", "50")
+    assert line == 'Error: a curve needs Matplotlib: pip install "syncpretrain[plot]"'
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(call, tmp_path, monkeypatch):
-    def fail(*arguments, **options):
-        raise AssertionError("work was begun")
-
-    monkeypatch.setattr(comparing, "random_stack", fail)
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(refusal, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing, "random_stack", None)
     (tmp_path / "file").touch()
-    given = ("--starts", "random", "--out", "file/deep")
-    _, err = call(*TINY, "--finetune", "reconstruction", *given, status=2)
-    assert err.startswith("Error: --out: cannot write to ")
+    given = ("--starts", "random", "--finetune", "reconstruction", "--out", "file/deep")
+    assert refusal(*TINY, *given).startswith("Error: --out: cannot write to ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--schedule greedy", "--schedule: got one, expected none; --starts says"),
-        (
-            "--starts warm",
-            "--starts: got 'warm', expected greedy or synchronized or rounds or random",
-        ),
+        ("--starts x", "--starts: got 'x', expected greedy or synchronized or rounds or random"),
         ("--starts greedy,", "--starts: got '', expected greedy or"),
         ("--labels many", "--labels: got 'many', expected whole numbers or all, separated"),
         ("--labels 10,1.5", "--labels: got '10,1.5', expected whole numbers or all"),
@@ -205,21 +191,19 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(call, tmp_pa
         ("--labels 10 --preset x", "--preset: got 'x', expected one of "),
     ],
 )
-def test_refused(call, tmp_path, arguments, message):
+def test_refused(refusal, tmp_path, arguments, message):
     np.save("x.npy", np.zeros((40, 64), np.float32))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     given = ("--layers", "64,8", "--data", "digits", *arguments.split())
-    out, err = call(*given, status=2)
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"Error: {message}")
+    assert refusal(*given).startswith(f"Error: {message}")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_group_size_belongs_to_rounds(call):
+def test_the_group_size_belongs_to_rounds(call, refusal):
     stack = ("--data", "digits", "--layers", "64,12,8", "--epochs", 1, "--finetune-epochs", 1)
-    common = ("--labels", 50, "--seeds", 1, "--quiet", "--group-size", 1)
-    call(*stack, *common, "--starts", "rounds,greedy")
-    _, err = call(*stack, *common, "--starts", "greedy", status=2)
-    assert "--group-size: got 1, but no start trains groups of layers; add rounds" in err
+    common = (*stack, "--labels", 50, "--seeds", 1, "--quiet", "--group-size", 1)
+    call(*common, "--starts", "rounds,greedy")
+    line = refusal(*common, "--starts", "greedy")
+    assert "--group-size: got 1, but no start trains groups of layers; add rounds" in line

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from datetime import date, time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import forkedlayers
 import numpy as np
@@ -29,9 +29,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 from trialruns import library_threads
 
-from syncpretrain.settings import FinetuneSettings, PretrainSettings
-from syncpretrain.settings.fields import DataSettings
-from syncpretrain.settings.sections import RunSettings
+from syncpretrain.settings import Settings
 
 AT_ONCE = 20  # hypothesis varies what it drew, so that many short series are more unlike
 PARTS = range(-(-int(os.environ.get("SYNCPRETRAIN_DRAWS", 60)) // AT_ONCE))
@@ -55,12 +53,7 @@ pytestmark = [
 ]
 
 
-FIELDS = {
-    "data": DataSettings,
-    "pretrain": PretrainSettings,
-    "finetune": FinetuneSettings,
-    "run": RunSettings,
-}
+FIELDS = get_type_hints(Settings)
 PLAIN = st.one_of(
     st.integers(-3, 3),
     st.sampled_from([2**63, int(HUGE), 0.5, -0.0, 1e300, 1e-320, math.inf, math.nan, True, False]),
@@ -116,7 +109,6 @@ def sections(draw: Any) -> dict[str, Any]:
 
 class Ended(NamedTuple):
     status: int
-    out: str
     err: str
     report: dict[str, Any] | None
 
@@ -130,13 +122,9 @@ def quick(monkeypatch, tmp_path):
 
 @contextlib.contextmanager
 def working_folder() -> Iterator[Path]:
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as name:
-        os.chdir(name)
-        try:
-            yield Path(name)
-        finally:
-            os.chdir(before)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(name)
+        yield Path(name)
 
 
 def contents(folder: Path) -> list[str]:
@@ -145,12 +133,8 @@ def contents(folder: Path) -> list[str]:
 
 def train(folder: Path, out: str, *arguments: str) -> Ended:
     """Call the command, and check all that holds whatever it was given."""
-    return call(folder, out, f"--out={out}", *arguments)
-
-
-def call(folder: Path, out: str, *arguments: str) -> Ended:
     before = contents(folder)
-    given = ["train", *arguments]
+    given = ["train", *arguments, *([] if "--resume=run" in arguments else [f"--out={out}"])]
     note(" ".join(given))
     streams = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
@@ -175,10 +159,9 @@ def call(folder: Path, out: str, *arguments: str) -> Ended:
         assert not last & set(made)
     if status or "--json" not in arguments:
         assert not (status and printed)
-        return Ended(status, printed, reported, None)
-    report = json.loads(printed)
+        return Ended(status, reported, None)
     assert printed.count("\n") == 1
-    return Ended(status, printed, reported, report)
+    return Ended(status, reported, json.loads(printed))
 
 
 def test_options(part):
@@ -200,7 +183,7 @@ def follow(folder: Path, first: Ended, draw: Draw, data: st.DataObject) -> None:
     assert first.report is not None
     how = data.draw(st.sampled_from(["not", "not", "not", "replay", "config", "resume", "others"]))
     if how == "resume":
-        assert call(folder, "again", "--resume=run").status == 2
+        assert train(folder, "again", "--resume=run").status == 2
     elif how == "replay":
         ended = train(folder, "again", "--replay=run", "--json")
         if 'handoff = "minibatch"' in (folder / "run" / "config.toml").read_text():

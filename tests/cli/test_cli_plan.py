@@ -2,15 +2,16 @@
 
 import json
 import shlex
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import fakecupy
 import pytest
 from commandline import measure_one_round
 
-import syncpretrain.cli.setting_options as given_module
 import syncpretrain.planning.choice as choosing
+from syncpretrain.planning import bench
 from syncpretrain.planning.timings import place_of_timings
+from syncpretrain.runs import prepare as preparing
 from syncpretrain.settings import read_settings, settings_from
 
 pytestmark = pytest.mark.usefixtures("measures_anew", "folder_with_examples")
@@ -33,9 +34,7 @@ class TestPlan:
         assert "pipeline" in out
         assert any(line.startswith("the bound is ") for line in lines)
         assert any(line.startswith("choice: ") for line in lines)
-        words = (
-            "train it: syncpretrain train --layers 16,8,4 --epochs 2 --batch-size 10 --schedule "
-        )
+        words = f"train it: syncpretrain train {' '.join(map(str, STACK))} --schedule "
         assert lines[-1].startswith(words)
         assert not err
 
@@ -49,21 +48,17 @@ class TestPlan:
         assert names[:2] == ["greedy, one core", "pipeline, one core"]
         assert report["choice"] in names
         for candidate in report["candidates"]:
-            assert set(candidate) == {
-                *("name", "seconds", "speedup", "floor_share", "bytes", "epochs", "settings")
-            }
-        assert set(report["measured"][0]) == {
-            *("step_ms", "contention", "products_ms", "blas_step_ms", "sharded_ms")
-        }
+            fields = "bytes epochs floor_share name seconds settings speedup"
+            assert " ".join(sorted(candidate)) == fields
+        measured = "step_ms contention products_ms blas_step_ms sharded_ms"
+        assert set(report["measured"][0]) == set(measured.split())
         chosen = next(each for each in report["candidates"] if each["name"] == report["choice"])
         assert chosen["settings"] == report["settings"]
 
     def test_the_command_that_it_prints_trains(self, call):
-        out, _ = call("plan", *STACK, *QUICK, "--json")
-        words = json.loads(out)["command"].split()
+        words = json.loads(call("plan", *STACK, *QUICK, "--json")[0])["command"].split()
         assert words[0] == "syncpretrain"
-        trained, _ = call(*words[1:], "--data", "x.npy", "--json")
-        assert json.loads(trained)["schedule"] in words
+        assert json.loads(call(*words[1:], "--data", "x.npy", "--json")[0])["schedule"] in words
 
     def test_own_products(self, call):
         own = ("--products", "own", "--finetune", "reconstruction", "--finetune-products", "own")
@@ -75,8 +70,7 @@ class TestPlan:
     def test_a_preset_gives_the_stack(self, call):
         out, _ = call("plan", "--preset", "fast", "--layers", "16,8,4", *QUICK, "--json")
         report = json.loads(out)
-        assert report["layers"] == [16, 8, 4]
-        assert report["epochs"] == [1, 1]
+        assert (report["layers"], report["epochs"]) == ([16, 8, 4], [1, 1])
         assert report["command"].startswith("syncpretrain train --preset fast --layers 16,8,4 ")
 
     def test_refusals(self, call):
@@ -90,56 +84,44 @@ class TestAuto:
     @pytest.mark.parametrize("kept", [("--handoff", "minibatch"), ("--pace", "free")])
     def test_the_data_is_loaded_once(self, call, quick, monkeypatch, kept):
         """Only a stream that the plan chose loads a file anew, to leave it on the disk."""
-        from syncpretrain.runs import prepare as preparing
-
-        names, load = [], preparing.load_dataset
-
-        def counted(name, **options):
-            names.append(name)
-            return load(name, **options)
-
-        monkeypatch.setattr(preparing, "load_dataset", counted)
+        loads = Mock(wraps=preparing.load_dataset)
+        monkeypatch.setattr(preparing, "load_dataset", loads)
         call(*self.TRAIN, "--schedule", "auto", *kept, "--out", "once")
-        assert names == ["x.npy"]
+        assert [each.args[0] for each in loads.call_args_list] == ["x.npy"]
 
-    def test_it_settles_the_schedule_and_records_it(self, call, quick):
+    def test_it_settles_the_schedule_and_records_it(self, call, quick, tmp_path):
         out, err = call(*self.TRAIN, "--schedule", "auto", "--out", "run", "--json")
         report = json.loads(out)
         notice = next(line for line in err.splitlines() if "schedule auto: " in line)
         assert f"--schedule {report['schedule']}" in notice
-        recorded = read_settings(given_module.Path("run/config.toml")).pretrain
+        recorded = read_settings(tmp_path / "run/config.toml").pretrain
         assert recorded.schedule == report["schedule"]
         assert recorded.workers is not None
-        assert 'schedule = "auto"' not in given_module.Path("run/config.toml").read_text()
+        assert 'schedule = "auto"' not in (tmp_path / "run/config.toml").read_text()
         again, _ = call("train", "--config", "run/config.toml", "--out", "again", "--json")
         assert json.loads(again)["parameters_sha256"] == report["parameters_sha256"]
 
     def test_quiet_is_quiet(self, call, quick):
         assert call(*self.TRAIN, "--schedule", "auto", "--quiet") == ("", "")
 
-    def test_a_second_run_takes_what_the_first_one_measured(
-        self, call, quick, tmp_path, monkeypatch
-    ):
+    def test_a_second_run_takes_what_the_first_measured(self, call, quick, tmp_path, monkeypatch):
         cache = tmp_path / "cache"
         monkeypatch.setattr("syncpretrain.planning.timings.cache_folder", lambda: cache)
         monkeypatch.setattr(choosing, "place_of_timings", place_of_timings)
-        measured, real = [], choosing.timings_of
-        monkeypatch.setattr(
-            choosing, "timings_of", lambda *a, **b: (measured.append(a), real(*a, **b))[1]
-        )
+        measured = Mock(wraps=choosing.timings_of)
+        monkeypatch.setattr(choosing, "timings_of", measured)
         train = (*self.TRAIN, "--schedule", "auto", "--json")
-        _, first = call(*train, "--out", "run")
-        assert "as measured on" not in first
+        assert "as measured on" not in call(*train, "--out", "run")[1]
         _, second = call(*train, "--seed", 5, "--epochs", 3, "--out", "again")
         (kept,) = (cache / "timings").iterdir()
         assert f", in {kept}; without that file it is measured anew" in " ".join(second.split())
-        assert len(measured) == 1
+        assert measured.call_count == 1
         call(*train, "--batch-size", 7, "--out", "other")
-        assert len(measured) == 2
+        assert measured.call_count == 2
         for each in (cache / "timings").iterdir():
             each.write_bytes(b"damaged")
         _, last = call(*train, "--out", "last")
-        assert len(measured) == 3
+        assert measured.call_count == 3
         assert "as measured on" not in last
 
     def test_libraries_may_be_found_in_any_order(self, monkeypatch):
@@ -147,29 +129,24 @@ class TestAuto:
         found = [{"prefix": name, "version": None} for name in ("a", "b")]
         places = []
         for libraries in (found, found[::-1]):
-            told = SimpleNamespace(info=lambda libraries=libraries: libraries)
-            monkeypatch.setattr(
-                "syncpretrain.planning.timings.loaded_libraries", lambda told=told: told
-            )
+            loaded = Mock(return_value=Mock(info=Mock(return_value=libraries)))
+            monkeypatch.setattr("syncpretrain.planning.timings.loaded_libraries", loaded)
             places.append(place_of_timings(own, 10))
         assert places[0] == places[1] != place_of_timings(own, 11)
 
-    def test_without_a_folder_to_keep_timings_in_it_measures(
-        self, call, quick, tmp_path, monkeypatch
-    ):
+    def test_without_a_folder_to_keep_timings_it_measures(self, call, quick, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         monkeypatch.setattr("syncpretrain.planning.timings.cache_folder", lambda: tmp_path / "file")
         monkeypatch.setattr(choosing, "place_of_timings", place_of_timings)
         for out in ("run", "again"):
-            _, err = call(*self.TRAIN, "--schedule", "auto", "--out", out)
-            assert "as measured on" not in err
+            assert "as measured on" not in call(*self.TRAIN, "--schedule", "auto", "--out", out)[1]
 
     @pytest.mark.parametrize(
         ("option", "value"), [("replicas", 2), ("split", "units"), ("shards", 2), ("group-size", 1)]
     )
-    def test_what_it_decides_cannot_be_given(self, call, option, value):
-        _, err = call(*self.TRAIN, "--schedule", "auto", f"--{option}", value, status=2)
-        assert f"--{option}: cannot be combined with --schedule auto" in err
+    def test_what_it_decides_cannot_be_given(self, refusal, option, value):
+        line = refusal(*self.TRAIN, "--schedule", "auto", f"--{option}", value)
+        assert f"--{option}: cannot be combined with --schedule auto" in line
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -184,13 +161,10 @@ class TestAuto:
             ),
         ],
     )
-    def test_what_cannot_be_trained_is_not_measured(self, call, monkeypatch, options, message):
-        def measured(*given, **more):
-            raise AssertionError("it was measured")
-
-        monkeypatch.setattr("syncpretrain.planning.choice.plan_for", measured)
-        _, err = call(*self.TRAIN, "--schedule", "auto", *options.split(), status=2)
-        assert err.startswith(f"Error: {message}")
+    def test_what_cannot_be_trained_is_not_measured(self, refusal, monkeypatch, options, message):
+        monkeypatch.setattr("syncpretrain.planning.choice.plan_for", None)
+        line = refusal(*self.TRAIN, "--schedule", "auto", *options.split())
+        assert line.startswith(f"Error: {message}")
 
     def test_auto_with_gpus_needs_one(self, call, monkeypatch):
         fakecupy.install(monkeypatch, devices=0)
@@ -208,16 +182,13 @@ class TestBench:
     @pytest.fixture(autouse=True)
     def one_round(self, monkeypatch):
         """Measure the layers in one round only, and the peak with small products."""
-        from syncpretrain.planning import bench
-
         monkeypatch.setattr(bench, "SIDE", 64)
         measured = bench.plan_for
         brief = {"measure_seconds": 0}
         monkeypatch.setattr(bench, "plan_for", lambda task, **own: measured(task, **own | brief))
 
     def test_table(self, call):
-        own = ("--products", "own")
-        out, err = call("bench", *STACK, "--examples", 100, "--workers", 2, *own)
+        out, err = call("bench", *STACK, *QUICK[2:], "--workers", 2, "--products", "own")
         lines = out.splitlines()
         assert lines[0] == "16-8-4, 2 epochs of 100 examples, 2 workers"
         assert lines[1].startswith("large products, 1 core: BLAS ")
@@ -270,8 +241,7 @@ def test_the_printed_command_trains_the_chosen_candidate(call, tmp_path):
     stack = ("--data", "digits", "--layers", "64,12,8", "--epochs", 1, "--batch-size", 100)
     options = ("--schedule", "rounds", "--group-size", 1, "--replicas", 2, "--split", "units")
     call("train", *stack, *options, "--quiet", "--out", "run")
-    out, _ = call("plan", "--config", "run/config.toml", "--seconds", 0, "--json")
-    report = json.loads(out)
+    report = json.loads(call("plan", "--config", "run/config.toml", "--seconds", 0, "--json")[0])
     call(*shlex.split(report["command"])[1:], "--quiet", "--out", "again")
     ran = read_settings(tmp_path / "again" / "config.toml").pretrain
     chosen = report["settings"]

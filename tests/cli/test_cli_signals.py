@@ -1,19 +1,13 @@
-"""A signal ends a run soon, with one message and what was learned so far on disk.
-
-Every test starts a run that would take hours, waits until it prints a certain line, sends the
-signal, and waits for the end. Each wait has a deadline.
-"""
+"""A signal ends a run soon, with one message and what was learned so far on disk."""
 
 import fcntl
 import os
 import pty
-import queue
 import select
 import signal
 import subprocess
 import sys
 import termios
-import threading
 import time
 from contextlib import contextmanager
 
@@ -29,40 +23,27 @@ END_SECONDS = 30.0
 
 
 class Run:
-    """A running command and the lines of its stderr as they come."""
+    """A running command, whose stderr goes to a file."""
 
-    def __init__(self, process):
-        self.process = process
-        self.lines = []
-        self._queue = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read, name="reader of stderr")
-        self._reader.start()
+    def __init__(self, process, log):
+        self.process, self.log = process, log
+
+    def lines(self):
+        return self.log.read_text().splitlines()
 
     def wait_for(self, start):
-        """Wait for a line that begins so."""
         deadline = time.monotonic() + START_SECONDS
-        while True:
-            line = self._queue.get(timeout=max(0.001, deadline - time.monotonic()))
-            assert line is not None, f"ended before {start!r}: {self.lines}"
-            self.lines.append(line)
-            if line.startswith(start):
-                return
+        while not any(line.startswith(start) for line in self.lines()):
+            assert self.process.poll() is None, f"ended before {start!r}: {self.lines()}"
+            assert time.monotonic() < deadline, f"no {start!r}: {self.lines()}"
+            time.sleep(0.02)
 
     def stop(self, signum):
         """Send a signal; return the status, the seconds until the end, and the last line."""
         sent = time.monotonic()
         self.process.send_signal(signum)
         status = self.process.wait(timeout=START_SECONDS)
-        seconds = time.monotonic() - sent
-        self._reader.join(timeout=START_SECONDS)
-        while (line := self._queue.get(timeout=1)) is not None:
-            self.lines.append(line)
-        return status, seconds, self.lines[-1]
-
-    def _read(self):
-        for line in self.process.stderr:
-            self._queue.put(line.rstrip("\n"))
-        self._queue.put(None)
+        return status, time.monotonic() - sent, self.lines()[-1]
 
 
 @pytest.fixture(autouse=True)
@@ -76,24 +57,21 @@ def hangups():
 @contextmanager
 def running(folder, *options):
     np.save(folder / "x.npy", np.random.default_rng(0).random((2000, 64), dtype=np.float32))
-    process = subprocess.Popen(
-        [*TRAIN, "--layers", "64,32,8", *map(str, options)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
-    )
-    run = Run(process)
+    with (folder / "stderr").open("w") as stderr:
+        process = subprocess.Popen(
+            [*TRAIN, "--layers", "64,32,8", *map(str, options)],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "PYTHONWARNINGS": "error"},
+        )
     try:
-        yield run
+        yield Run(process, folder / "stderr")
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
         process.wait(timeout=10)
-        run._reader.join(timeout=10)
         process.stdout.close()
-        process.stderr.close()
 
 
 INTERRUPT, END, HANG_UP = (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)
@@ -122,7 +100,7 @@ def test_a_signal_ends_a_run_with_its_model(tmp_path, sent, options, line, messa
     assert last.startswith(message)
     learned = "What was learned so far is in run/model.safetensors"
     assert last.endswith(f"{learned}; resume with: syncpretrain train --resume run")
-    assert not [text for text in run.lines if "Traceback" in text or "Error" in text]
+    assert not [text for text in run.lines() if "Traceback" in text or "Error" in text]
     assert syncpretrain.load(tmp_path / "run").widths == (64, 32, 8)
     assert (tmp_path / "run" / "trace.json").is_file()
 

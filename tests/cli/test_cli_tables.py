@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commandline import exit_status, measure_one_round
 from sparsematrices import csr
+from trialruns import Abort
 
 import syncpretrain
 from syncpretrain.data import load_dataset
@@ -25,7 +26,7 @@ TUNE = ("--finetune-epochs", 5, "--finetune-batch-size", 10)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Tables of 90 rows in three classes, and runs on them: pre, tuned, ordered."""
+    """Tables of 90 rows in three classes, and runs on them: pre, tuned."""
     folder = tmp_path_factory.mktemp("tables")
     draws = np.random.default_rng(0)
     labels = np.arange(N) % 3
@@ -50,52 +51,35 @@ def call(call, folder, monkeypatch, tmp_path):
     return call
 
 
-def refusal(call, *arguments):
-    out, err = call(*arguments, status=2)
-    assert (out, err.count("\n")) == ("", 1)
-    return err
-
-
 def table(path):
     with Path(path).open(newline="") as file:
         return list(csv.reader(file))
 
 
-class _StopError(Exception):
-    pass
-
-
 class TestTrain:
     def test_the_run_keeps_what_it_needs_to_be_repeated(self, folder):
         config = msgspec.toml.decode((folder / "tuned" / "config.toml").read_text())
-        data = {"name": str(folder / "t.csv"), "target": "kind", "test": "0.2"}
-        assert config["data"] == data
+        assert config["data"] == {"name": str(folder / "t.csv"), "target": "kind", "test": "0.2"}
         columns = json.loads((folder / "tuned" / "columns.json").read_text())
         assert [column["name"] for column in columns["features"]] == list("abcd")
         assert columns["target"]["classes"] == ["u", "v", "w"]
         assert syncpretrain.load(folder / "tuned").info["columns"] == columns
         assert syncpretrain.load(folder / "pre").widths == (4, 6, 3)
 
-    def test_the_same_settings_give_the_same_bits(self, folder, call):
-        config = ("--config", "tuned/config.toml", "--out", "again", "--quiet")
-        call("train", *config)
-        runs = [syncpretrain.load(run).parameters_sha256 for run in ("tuned", "again")]
-        assert runs[0] == runs[1]
-
-    def test_what_needs_binary_units_is_checked_with_the_units_by_column(self, call, folder):
+    def test_what_needs_binary_units_is_checked_with_the_units_by_column(self, call, refusal):
         Path("b.csv").write_text("a,k\n" + "".join(f"{i % 2},{i % 3 % 2}\n" for i in range(40)))
         auto = ("--hidden", 3, "--visible-units", "auto")
         own = ("--model", "autoencoder", "--loss", "cross-entropy")
         call(*TRAIN, "--data", "b.csv", *auto, *own, "--out", "binary")
         assert syncpretrain.load("binary").units[0] == "bernoulli"
         Path("w.csv").write_text("a\n" + "".join(f"{i % 7 - 3}\n" for i in range(40)))
-        line = refusal(call, *TRAIN, "--data", "w.csv", *auto, *own, "--out", "no")
+        line = refusal(*TRAIN, "--data", "w.csv", *auto, *own, "--out", "no")
         assert "with gaussian visible units" in line
         stops = ("--early-stopping", "pseudo-likelihood", "--validation", 0.2)
         call(*TRAIN, "--data", "b.csv", *auto, *stops, "--out", "stops")
         assert syncpretrain.load("stops").units[0] == "bernoulli"
 
-    def test_units_of_the_settings_that_were_kept_may_be_given(self, call, folder):
+    def test_units_of_the_settings_that_were_kept_may_be_given(self, call, refusal):
         Path("k.csv").write_text("a,k\n" + "".join(f"{i % 7},{'uv'[i % 2]}\n" for i in range(40)))
         own = ("--data", "k.csv", "--hidden", 3, "--visible-units")
         call(*TRAIN, *own, "auto", "--out", "one")
@@ -104,13 +88,11 @@ class TestTrain:
         call(*TRAIN, *own, kept, "--out", "two")
         runs = [syncpretrain.load(run).parameters_sha256 for run in ("one", "two")]
         assert runs[0] == runs[1]
-        line = refusal(call, *TRAIN, *own, "gaussian:2,softmax:1x2", "--out", "no")
+        line = refusal(*TRAIN, *own, "gaussian:2,softmax:1x2", "--out", "no")
         assert "whose blocks have 4 columns, expected 3" in line
 
     @pytest.mark.parametrize("first", ["", "u"])
-    def test_a_schedule_is_found_for_blocks_of_units_and_missing_values(
-        self, call, folder, monkeypatch, first
-    ):
+    def test_a_schedule_is_found_for_blocks_and_missing_values(self, call, monkeypatch, first):
         measure_one_round(monkeypatch)
         rows = "".join(f"{i % 7},{'uv'[i % 2]}\n" for i in range(40))
         Path("k.csv").write_text(f"a,k\n3,{first}\n{rows}")
@@ -118,7 +100,7 @@ class TestTrain:
         call(*TRAIN, *own, "--schedule", "auto")
         assert syncpretrain.load("one").units[0] == "gaussian:1,softmax:1x2"
 
-    def test_guessing_classes_where_every_row_has_one_is_said_to_have_no_effect(self, call, folder):
+    def test_guessing_classes_where_every_row_has_one_is_said_to_have_no_effect(self, call):
         rows = [f"{i / 30},{i % 2}" for i in range(30)]
         Path("m.csv").write_text("\n".join(["a,y", *rows]))
         own = ("--data", "m.csv", "--target", "y", "--hidden", 3, "--epochs", 1, *TUNE)
@@ -126,7 +108,7 @@ class TestTrain:
         told = "".join(call("train", *own, "--finetune", "classification", *guess, "--out", "m"))
         assert "unlabelled pseudo has no effect: every row has a label" in told
 
-    def test_rows_without_a_label_are_counted_by_every_command(self, call, folder):
+    def test_rows_without_a_label_are_counted_by_every_command(self, call):
         X = np.random.default_rng(0).random((30, 3)).round(3)
         rows = [",".join(map(str, [*x, i % 3 - 1])) for i, x in enumerate(X)]
         Path("m.csv").write_text("\n".join(["a,b,c,y", *rows]))
@@ -145,24 +127,19 @@ class TestTrain:
         told = call("evaluate", "m", "--data", "m2.csv")[1]
         assert "column 'y': 1 of 3 rows have no label" in told
 
-    def test_a_regression(self, call, folder):
+    def test_a_regression(self, call):
         own = ("--data", "t.csv", "--target", "d", "--drop", "kind", "--hidden", 3, "--test", 0.2)
         tuned = ("--finetune", "regression", *TUNE)
-        out, _ = call(*TRAIN[:-1], *own, *tuned, "--out", "reg", "--json")
-        report = json.loads(out)
+        report = json.loads(call(*TRAIN[:-1], *own, *tuned, "--out", "reg", "--json")[0])
         assert report["accuracy"] is None
         assert set(report["regression_error"]["test"]) == {"rmse", "r2"}
-        out, _ = call("evaluate", "reg")
-        assert "regression, root mean squared error: train" in out
+        assert "regression, root mean squared error: train" in call("evaluate", "reg")[0]
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
             ("", "--target: got none for t.csv, whose last column, 'kind', holds text such as 'u'"),
-            (
-                "--target kin",
-                "--target: got 'kin', which is no column of t.csv; did you mean 'kind'",
-            ),
+            ("--target ki", "--target: got 'ki', which is no column of t.csv; did you mean 'kind'"),
             ("--target kind --drop x", "--drop: got 'x', which is no column of t.csv"),
             ("--target kind --test 2", "--test: got 2, expected a fraction above 0 and below 1"),
             ("--target kind --test no.csv", "--test: got 'no.csv', which is neither a data set"),
@@ -177,17 +154,17 @@ class TestTrain:
             ("--drop kind --unlabelled new.csv", "--unlabelled: got new.csv, but t.csv has no lab"),
         ],
     )
-    def test_refusals(self, call, options, message):
+    def test_refusals(self, refusal, options, message):
         given = (*TRAIN, "--data", "t.csv", "--layers", "4,3", "--out", "no", *options.split())
-        assert refusal(call, *given).startswith(f"Error: {message}")
+        assert refusal(*given).startswith(f"Error: {message}")
 
-    def test_the_option_is_named_where_a_refusal_begins_with_the_file(self, call, folder):
+    def test_the_option_is_named_where_a_refusal_begins_with_the_file(self, refusal):
         Path("empty.csv").write_text("a,b,c\n1,,0\n2,,1\n")
         given = (*TRAIN, "--data", "empty.csv", "--hidden", 3, "--out", "no")
         words = "Error: empty.csv: column 'b' has no value in any row; leave it out with --drop b"
-        assert refusal(call, *given).strip() == words
+        assert refusal(*given) == words
 
-    def test_settings_in_messages_are_options(self, call, folder):
+    def test_settings_in_messages_are_options(self, call, refusal):
         Path("indexed.csv").write_text(",a,b\n" + "0,.1,0\n1,.2,1\n" * 20)
         own = ("--data", "indexed.csv", "--hidden", 3, "--visible-units", "gaussian")
         _, err = call(*TRAIN[:-1], *own, "--out", "indexed")
@@ -195,19 +172,17 @@ class TestTrain:
         _, err = call("evaluate", "indexed", "--data", "indexed.csv")
         assert "leave it out if it counts the rows, with --drop 1\n" in err
         Path("texts.csv").write_text("a,b\nx,.1\ny,.2\n")
-        err = refusal(call, *TRAIN, "--data", "texts.csv", "--hidden", 3, "--out", "no")
+        err = refusal(*TRAIN, "--data", "texts.csv", "--hidden", 3, "--out", "no")
         assert "; take auto, which makes a category of it, or leave it out with --drop a" in err
 
     @pytest.mark.parametrize("hidden", ["conv:4x3,5", "1x2x2,5", "-3", "5,", "0", "4,0"])
-    def test_hidden_units_are_those_of_dense_layers(self, call, folder, hidden):
+    def test_hidden_units_are_those_of_dense_layers(self, refusal, folder, hidden):
         given = (*TRAIN, "--data", "t.csv", f"--hidden={hidden}", "--out", "no")
         message = f"Error: --hidden: got {hidden!r}, expected the units of each dense layer"
-        assert refusal(call, *given).startswith(message)
+        assert refusal(*given).startswith(message)
 
 
 class TestFinetuneOnText:
-    """Runs on arrays and on tables of numbers, fine-tuned on a table with text."""
-
     @pytest.fixture
     def call(self, call):
         rows = [[f"{x:.3f}" for x in row] for row in np.random.default_rng(0).random((60, 4))]
@@ -221,14 +196,13 @@ class TestFinetuneOnText:
 
     TUNED = ("--data", "text.csv", "--out", "again", "--quiet")
 
-    def test_it_tells_how_to_leave_a_column_out(self, call):
-        err = refusal(call, "finetune", "npy", *self.TUNED)
+    def test_it_tells_how_to_leave_a_column_out(self, refusal):
+        err = refusal("finetune", "npy", *self.TUNED)
         assert err.startswith("Error: text.csv: column 'colour' holds text such as 'red', expected")
         assert "as the run was trained on; leave it out with --drop colour, or write numbers" in err
-        err = refusal(call, "finetune", "npy", *self.TUNED, "--drop", "colour")
-        words = "give --target kind if it is the class, or --drop kind to leave it out"
-        assert err.endswith(f"{words}\n")
-        err = refusal(call, "finetune", "csv", *self.TUNED)
+        err = refusal("finetune", "npy", *self.TUNED, "--drop", "colour")
+        assert err.endswith("give --target kind if it is the class, or --drop kind to leave it out")
+        err = refusal("finetune", "csv", *self.TUNED)
         assert "leave it out with --drop colour, or give --target colour to predict it" in err
 
     @pytest.mark.parametrize("run", ["npy", "csv"])
@@ -237,16 +211,16 @@ class TestFinetuneOnText:
         assert syncpretrain.load("again").info["columns"]["target"]["name"] == "kind"
 
     @pytest.mark.parametrize("command", ["encode", "score"])
-    def test_a_command_without_that_option_names_none(self, call, command):
+    def test_a_command_without_that_option_names_none(self, refusal, command):
         for run in ("npy", "csv"):
-            err = refusal(call, command, run, "--data", "text.csv", "--out", "z.npy")
+            err = refusal(command, run, "--data", "text.csv", "--out", "z.npy")
             assert "leave it out" in err and "drop" not in err and "target" not in err
-        err = refusal(call, command, "npy", "--data", "", "--out", "z.npy")
+        err = refusal(command, "npy", "--data", "", "--out", "z.npy")
         assert err.startswith("Error: --data: got '', which is neither a data set nor a file")
 
 
 class TestPredict:
-    def test_classes_by_their_own_names(self, call, folder):
+    def test_classes_by_their_own_names(self, call):
         out, _ = call("predict", "tuned", "--data", "t.csv", "--out", "y.csv")
         assert out == f"y.csv: {N} predictions of kind, of t.csv\n"
         rows = table("y.csv")
@@ -290,13 +264,13 @@ class TestPredict:
             (("pre", "--out", "y.csv"), "pre: predicts nothing; train it with --finetune"),
             (("tuned", "--out", "y.txt"), "--out: got y.txt, expected a file that ends in .csv"),
             (("tuned", "--data", "bad.csv", "--out", "y.csv"), "bad.csv: lacks the column 'd'"),
-            (("tuned", "--data", "more.csv", "--out", "y.csv"), "more.csv: has the column 'e'"),
+            (("tuned", "--data", "m.csv", "--out", "y.csv"), "m.csv: has the column 'e'"),
         ],
     )
-    def test_refusals(self, call, tmp_path, arguments, message):
+    def test_refusals(self, refusal, tmp_path, arguments, message):
         (tmp_path / "bad.csv").write_text("a,b,c\n0,1,0\n")
-        (tmp_path / "more.csv").write_text("a,b,c,d,e\n0,1,0,1,0\n")
-        assert refusal(call, "predict", *arguments).startswith(f"Error: {message}")
+        (tmp_path / "m.csv").write_text("a,b,c,d,e\n0,1,0,1,0\n")
+        assert refusal("predict", *arguments).startswith(f"Error: {message}")
         assert not (tmp_path / "y.csv").exists()
 
 
@@ -318,25 +292,22 @@ REMARKED = "a,b,c,d\n0,1,0,1\n#1,1,1,1\n1,0,1,0\n"
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("train", ("--test", "more.csv")),
-        ("train", ("--unlabelled", "more.csv")),
-        (
-            "compare",
-            ("--unlabelled", "more.csv", "--test", 0.2, "--starts", "random", "--seeds", 1),
-        ),
+        ("train", ("--test", "m.csv")),
+        ("train", ("--unlabelled", "m.csv")),
+        ("compare", ("--unlabelled", "m.csv", "--test", 0.2, "--starts", "random", "--seeds", 1)),
     ],
 )
 def test_what_is_left_out_of_other_files_is_said(call, command, options):
-    Path("more.csv").write_text(REMARKED)
+    Path("m.csv").write_text(REMARKED)
     own = ("--data", "t.csv", "--target", "kind", "--hidden", 3, "--epochs", 1, "--out", "more")
     _, err = call(command, *own, *options)
-    assert "more.csv: passed over 1 lines that begin with #, such as line 3" in err
+    assert "m.csv: passed over 1 lines that begin with #, such as line 3" in err
 
 
 def test_what_is_left_out_is_said_once(call):
     text = REMARKED + "0,1,0,1\n1,0,1,0\n" * 9
-    Path("more.csv").write_text(text.replace("\n", ",k\n"))
-    call(*TRAIN, "--data", "more.csv", "--drop", "k", "--hidden", 3, "--out", "more")
+    Path("m.csv").write_text(text.replace("\n", ",k\n"))
+    call(*TRAIN, "--data", "m.csv", "--drop", "k", "--hidden", 3, "--out", "more")
     assert call("score", "more", "--out", "y.csv")[1].count("passed over") == 1
 
 
@@ -396,8 +367,8 @@ class TestScore:
             ("pre --out s.csv --data new.csv --part train", "--part: got train, but new.csv has"),
         ],
     )
-    def test_refusals(self, call, arguments, message):
-        assert refusal(call, "score", *arguments.split()).startswith(f"Error: {message}")
+    def test_refusals(self, refusal, arguments, message):
+        assert refusal("score", *arguments.split()).startswith(f"Error: {message}")
 
 
 class TestFinetune:
@@ -411,8 +382,7 @@ class TestFinetune:
         assert config["data"]["target"] == "kind"
         assert "drop" not in config["data"], "that of other data"
         assert config["finetune"]["objective"] == "classification"
-        metrics = json.loads(Path("new/metrics.json").read_text())
-        assert metrics["data"]["test"] == 18
+        assert json.loads(Path("new/metrics.json").read_text())["data"]["test"] == 18
         data = load_dataset("t.csv", target="kind", test=0.2)
         again = syncpretrain.finetune(
             before,
@@ -457,27 +427,26 @@ class TestFinetune:
     def test_it_is_resumed_to_the_same_bits(self, call, monkeypatch, tmp_path):
         own = ("--data", "t.csv", "--target", "kind", *TUNE, "--checkpoint-every", 1, "--quiet")
         call("finetune", "pre", *own, "--out", "whole")
-
         save = Checkpoints.save_finetuning
 
         def stop(self, state, *, done, final):
             save(self, state, done=done, final=final)
             if done == 2:
-                raise _StopError
+                raise Abort
 
         with monkeypatch.context() as patch:
             patch.setattr(Checkpoints, "save_finetuning", stop)
-            with pytest.raises(_StopError):
+            with pytest.raises(Abort):
                 call("finetune", "pre", *own, "--out", "stopped")
         resume_run(tmp_path / "stopped")
         runs = [syncpretrain.load(run).parameters_sha256 for run in ("whole", "stopped")]
         assert runs[0] == runs[1]
 
-    def test_a_start_that_is_lost_is_not_replaced_by_another(self, call, tmp_path):
+    def test_a_start_that_is_lost_is_not_replaced_by_another(self, call, refusal, tmp_path):
         own = ("--data", "t.csv", "--target", "kind", *TUNE, "--quiet")
         call("finetune", "pre", *own, "--out", "whole")
         (tmp_path / "whole" / "metrics.json").unlink()
-        line = refusal(call, "train", "--resume", "whole")
+        line = refusal("train", "--resume", "whole")
         assert "--resume: the stack that the run was to fine-tune is not in whole any more" in line
 
     @pytest.mark.parametrize(
@@ -491,23 +460,21 @@ class TestFinetune:
             ("pre --finetune classification", "--finetune: got classification, but"),
         ],
     )
-    def test_refusals(self, call, arguments, message):
-        line = refusal(call, "finetune", *arguments.split())
+    def test_refusals(self, refusal, arguments, message):
+        line = refusal("finetune", *arguments.split())
         assert line.startswith(f"Error: {message}"), line
 
 
 def test_compare_on_own_data(call):
     own = ("--data", "t.csv", "--target", "kind", "--test", 0.2, "--hidden", 4, *TUNE)
     starts = ("--starts", "greedy,random", "--seeds", 1, "--epochs", 1, "--batch-size", 10)
-    out, _ = call("compare", *own, *starts, "--labels", "9,all", "--json", "--quiet")
-    report = json.loads(out)
+    report = json.loads(call("compare", *own, *starts, "--labels", "9,all", "--json", "--quiet")[0])
     assert report["layers"] == [4, 4]
     assert {row["labels"] for row in report["table"]} == {9, 65}
 
 
 def test_evaluate_and_encode_by_columns(call):
-    first, _ = call("evaluate", "tuned", "--json")
-    whole = json.loads(first)
+    whole = json.loads(call("evaluate", "tuned", "--json")[0])
     assert whole["accuracy"]["test"] is not None
     assert whole["data"]["sha256"] == whole["trained_on"]["sha256"]
     call("encode", "pre", "--data", "new.csv", "--out", "z.csv")
@@ -518,8 +485,6 @@ def test_evaluate_and_encode_by_columns(call):
 
 
 class TestCounts:
-    """Counts of words in a sparse matrix, whose visible units follow from the values."""
-
     @pytest.fixture
     def words(self, tmp_path):
         X = np.zeros((70, 12))
@@ -537,6 +502,6 @@ class TestCounts:
         call("compare", *words, *own, "--starts", "random", "--seeds", 1, "--out", "compared")
         assert "counts:12" in Path("compared", "config.toml").read_text()
 
-    def test_the_advice(self, call, words):
-        line = refusal(call, "train", *words, "--visible-units", "bernoulli")
+    def test_the_advice(self, refusal, words):
+        line = refusal("train", *words, "--visible-units", "bernoulli")
         assert "expected values in [0, 1]; take --visible-units counts for numbers of words" in line

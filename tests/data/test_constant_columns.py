@@ -6,25 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commandline import exit_status
-from randomstacks import normal_stack
+from estimatorkinds import ESTIMATORS
 from sklearn.linear_model import LogisticRegression
+from trialruns import notices_of
 
 from syncpretrain import Minibatches, finetune, load, pretrain
 from syncpretrain.data.columns import Column, Columns, columns_of
 from syncpretrain.data.scaling import Scaling, check_varies
 from syncpretrain.data.table import Table, texts_of
 from syncpretrain.errors import DataError, DivergedError, NovelValueWarning, PoorResultWarning
-from syncpretrain.events import Notice
 from syncpretrain.models.inputs import constant_columns
 from syncpretrain.models.scores import feature_scores, scores
-from syncpretrain.sklearn import (
-    DBNClassifier,
-    DBNRegressor,
-    StackAnomalyDetector,
-    StackedAutoencoder,
-    StackedRBM,
-)
+from syncpretrain.sklearn import StackAnomalyDetector, StackedRBM
 
 NORMAL = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
 LABELS = np.arange(120) % 2
@@ -62,8 +55,7 @@ class TestScaling:
         np.testing.assert_array_equal(scaling.invert(made + 1)[:, 2], np.float32(value))
 
     def test_numbers_that_differ_by_rounding_are_one(self):
-        X = np.array([[0.1 + 0.2, 1e9], [0.3, 1e9]])
-        assert Scaling.of(X).constant.all()
+        assert Scaling.of(np.array([[0.1 + 0.2, 1e9], [0.3, 1e9]])).constant.all()
         assert Scaling.of(np.float32([[1, 1e9], [1, 1e9 + 64]])).constant.tolist() == [True, False]
         assert Scaling.of(np.float32([[0.3]] * 2)).novel_in(np.array([[0.1 + 0.2]]))[0] == 0
 
@@ -132,7 +124,7 @@ def test_an_estimator_knows_the_value_that_never_varied(value, recwarn):
         model.transform(X + np.eye(1, X.shape[1]))
 
 
-@pytest.mark.parametrize("kind", [StackedRBM, StackedAutoencoder, DBNClassifier, DBNRegressor])
+@pytest.mark.parametrize("kind", ESTIMATORS)
 def test_every_estimator_reports_new_values_by_name(kind):
     pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
     fitted = kind(**SMALL).fit(pandas.DataFrame(with_column(5), columns=list("abcd")), LABELS)
@@ -184,18 +176,14 @@ class TestNotices:
         pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
         frame = pandas.DataFrame(with_column(5), columns=list("abcd")).assign(state="ok")
         found = []
-        options = {"visible_units": "auto", "observers": [found.append], **SHORT}
-        pretrain(frame, hidden=[3], **options)
-        messages = [event.message for event in found if isinstance(event, Notice)]
-        assert [m for m in messages if "never vary: 2 of 5 ('c', 'state')" in m]
+        pretrain(frame, hidden=[3], visible_units="auto", observers=[found.append], **SHORT)
+        assert [m for m in notices_of(found) if "never vary: 2 of 5 ('c', 'state')" in m]
 
     def test_there_is_none_where_all_vary_or_values_are_probabilities(self):
         found = []
-        X = (with_column(0) > 0).astype("f4")
-        pretrain(X, hidden=[3], observers=[found.append], **SHORT)
+        pretrain((with_column(0) > 0).astype("f4"), hidden=[3], observers=[found.append], **SHORT)
         pretrain(NORMAL, hidden=[3], observers=[found.append], **SHORT)
-        messages = [event.message for event in found if isinstance(event, Notice)]
-        assert not [message for message in messages if "never vary" in message]
+        assert not [message for message in notices_of(found) if "never vary" in message]
 
     def test_many_are_a_count_and_a_few_names(self):
         found = str(constant_columns(Scaling(*np.zeros((2, 784), dtype="f4")), None))
@@ -211,9 +199,7 @@ class TestRowsThatAreAllTheSame:
         with pytest.raises(DataError, match=r"^X: all 4 columns are constant, got 9 times"):
             pretrain(np.full((9, 4), value), hidden=[2], visible_units=units)
 
-    @pytest.mark.parametrize(
-        "estimator", [StackedRBM, StackedAutoencoder, DBNClassifier, StackAnomalyDetector]
-    )
+    @pytest.mark.parametrize("estimator", ESTIMATORS)
     def test_every_estimator_refuses_them(self, estimator):
         with pytest.raises(DataError, match="all 4 columns are constant"):
             estimator(**SMALL).fit(np.full((120, 4), 7.5), LABELS)
@@ -355,22 +341,12 @@ class TestCommandLine:
         assert "all 784 columns are constant" in err
         assert not (tmp_path / "run").exists()
 
-    def test_quiet_is_quiet(self, tmp_path, capsys):
+    def test_quiet_is_quiet(self, call, tmp_path):
         X = with_column(5)
         X[-3:, 2] = 7
         np.savez(tmp_path / "x.npz", X_train=X[:100], X_test=X[100:])
         options = ("--data", tmp_path / "x.npz", "--hidden", 3, "--epochs", 1)
-        assert exit_status("train", *options, "--out", tmp_path / "a", "--quiet") == 0
-        assert capsys.readouterr().err == ""
-        assert exit_status("evaluate", tmp_path / "a", "--json") == 0
-        captured = capsys.readouterr()
-        assert captured.err.count("3 of 20 rows have new values") == 1
-        assert json.loads(captured.out)
-
-
-def test_what_a_layer_sees_has_no_part_of_a_new_value():
-    X = with_column(5)
-    stack = normal_stack((4, 3), units=("gaussian", "bernoulli"), scaling=Scaling.of(X))
-    with pytest.warns(NovelValueWarning):
-        seen = stack.prepared(new_rows(5, 7))
-    np.testing.assert_array_equal(seen, stack.prepared(X[:10]))
+        assert call("train", *options, "--out", tmp_path / "a", "--quiet")[1] == ""
+        out, err = call("evaluate", tmp_path / "a", "--json")
+        assert err.count("3 of 20 rows have new values") == 1
+        assert json.loads(out)

@@ -69,8 +69,7 @@ def test_the_seed_decides():
 
 def test_few_labels_may_be_fewer_still():
     data = make_data()
-    once = data.with_labels(30)
-    assert set(kept(once, 6)) < set(kept(data, 30))
+    assert set(kept(data.with_labels(30), 6)) < set(kept(data, 30))
 
 
 @pytest.mark.parametrize("count", [0, -1, 91])

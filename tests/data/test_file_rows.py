@@ -1,7 +1,6 @@
 """Rows of a file that is larger than the memory."""
 
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -37,11 +36,6 @@ class TestRows:
         X = example_rows("uint8")
         rows = rows_in_file(mapped(tmp_path, X)[100:200])
         np.testing.assert_array_equal(rows[:], X[100:200] / np.float32(255))
-
-    def test_they_can_be_sent_to_another_process(self, tmp_path):
-        X = example_rows("float32")
-        rows = rows_in_file(mapped(tmp_path, X)).subset(np.arange(10, 60))
-        np.testing.assert_array_equal(pickle.loads(pickle.dumps(rows))[:], X[10:60])
 
     def test_what_is_not_a_row_at_a_time_in_a_file_is_none(self, tmp_path):
         X = example_rows("float32")

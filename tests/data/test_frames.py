@@ -7,7 +7,7 @@ import pytest
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.data.columns import Column, Columns, columns_in, columns_of
-from syncpretrain.data.frames import is_frame, table_of
+from syncpretrain.data.frames import table_of
 from syncpretrain.errors import DataError
 
 N = 40
@@ -34,12 +34,6 @@ def rows_of(frame):
     """Return the encoded rows of a frame, those with missing values too, and its columns."""
     columns = columns_of(table_of(frame), encode=True)
     return columns.encode(table_of(frame)), columns
-
-
-def test_a_frame_is_no_array(library, frame):
-    assert is_frame(frame)
-    assert not is_frame(np.eye(2))
-    assert not is_frame([[1, 2]])
 
 
 def test_the_same_bits_as_of_an_array(frame):
@@ -96,8 +90,7 @@ def test_a_frame_without_rows(library, frame):
 
 
 def test_numbers_that_are_a_category(pandas):
-    frame = pandas.DataFrame({"k": pandas.Categorical([3, 7, 3, None])})
-    X, columns = rows_of(frame)
+    X, columns = rows_of(pandas.DataFrame({"k": pandas.Categorical([3, 7, 3, None])}))
     assert columns.features[0].values == ("3", "7")
     np.testing.assert_array_equal(X, [[1, 0], [0, 1], [1, 0], [np.nan, np.nan]])
 
@@ -107,8 +100,7 @@ def test_numbers_with_a_unit_are_a_category_where_the_type_says_so(library):
     with pytest.raises(DataError, match=r"'w' holds numbers with the unit 'kg'.* column out$"):
         rows_of(library.DataFrame({"w": texts}))
     kind = "category" if library.__name__ == "pandas" else library.Categorical
-    frame = library.DataFrame({"w": library.Series(texts, dtype=kind)})
-    assert rows_of(frame)[1].width == 30
+    assert rows_of(library.DataFrame({"w": library.Series(texts, dtype=kind)}))[1].width == 30
 
 
 def test_numbers_as_text_beside_an_error_of_a_spreadsheet(library):

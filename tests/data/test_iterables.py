@@ -29,25 +29,16 @@ class Pairs:
         return iter([[x, np.zeros(len(x))] for x in self.arrays])
 
 
-def flawed(number, item):
-    """Return passes of two arrays of 20 rows, one of which is another thing."""
+def flawed(number, place, item):
+    """Return passes of three arrays, one of which is another thing, or an error that is raised."""
     good = np.full((20, LAYERS[0]), 0.5)
 
     def one_pass(now):
-        yield good
-        yield item if now == number else good
-
-    return one_pass
-
-
-def raising(error, number, after):
-    """Return passes of three arrays, one of which raises an error in the place of an array."""
-
-    def one_pass(now):
         for i in range(3):
-            if (now, i) == (number, after):
-                raise error
-            yield np.full((20, LAYERS[0]), 0.5)
+            found = item if (now, i) == (number, place) else good
+            if isinstance(found, Exception):
+                raise found
+            yield found
 
     return one_pass
 
@@ -100,9 +91,8 @@ class TestIterable:
     def test_one_that_cannot_begin_anew_is_refused(self, options, n_examples, passes):
         read = []
         source = Minibatches((read.append(1) for _ in range(9)), n_examples=n_examples)
-        with pytest.raises(
-            DataError, match=f"^X: got generator, which can be read once, {passes}"
-        ) as end:
+        words = f"^X: got generator, which can be read once, {passes}"
+        with pytest.raises(DataError, match=words) as end:
             pretrain(source, **{**STREAM, **options})
         assert not read
         measures = {"visible_bias", "visible_units"} & options.keys()
@@ -124,16 +114,16 @@ class TestIterable:
         place = "X: array 2 of pass {}, for minibatch 2 of layer 1: "
         options = {**STREAM, "batch_size": 16}
         with pytest.raises(DataError, match=place.format(1) + message):
-            pretrain(flawed(1, item), **options)
+            pretrain(flawed(1, 1, item), **options)
         with pytest.raises(WorkerError, match=place.format(2) + message) as end:
-            pretrain(Minibatches(flawed(2, item), n_examples=40), **options)
+            pretrain(Minibatches(flawed(2, 1, item), n_examples=60), **options)
         assert end.value.stack is not None
 
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
     @pytest.mark.parametrize(("after", "place"), [(0, "array 1"), (1, "array 2"), (2, "array 3")])
     def test_what_it_raises_is_told_with_its_place(self, runtime, after, place):
         lost = ConnectionError("no route to host")
-        source = Minibatches(raising(lost, 2, after), n_examples=60)
+        source = Minibatches(flawed(2, after, lost), n_examples=60)
         options = {**STREAM, "batch_size": 16, "runtime": runtime}
         message = f"X: {place} of pass 2.*: the iterable raised ConnectionError: no route to host"
         with pytest.raises(WorkerError, match=message) as end:
@@ -146,7 +136,7 @@ class TestIterable:
         lost = ConnectionError("no route to host")
         message = rf"^X: array {after + 1} of pass 1, for minibatch {after + 1} of layer 1: the"
         with pytest.raises(DataError, match=message) as end:
-            pretrain(raising(lost, 1, after), **{**STREAM, "batch_size": 16})
+            pretrain(flawed(1, after, lost), **{**STREAM, "batch_size": 16})
         assert end.value.__cause__ is lost
 
     def test_so_is_what_its_function_raises(self):

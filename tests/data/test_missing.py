@@ -121,15 +121,12 @@ def test_codes_and_energies_leave_missing_values_out(units):
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"early_stopping": "free-energy-gap"},
-        {"model": "autoencoder", "early_stopping": "validation-error"},
-    ],
+    ("model", "metric"), [("rbm", "free-energy-gap"), ("autoencoder", "validation-error")]
 )
-def test_early_stopping_judges_known_values(more):
+def test_early_stopping_judges_known_values(model, metric):
     X = with_holes(rows())
-    options = {"epochs": 3, "batch_size": 8, "validation": X[:10]} | more
+    options = {"epochs": 3, "batch_size": 8, "validation": X[:10]}
+    options |= {"model": model, "early_stopping": metric}
     assert pretrain(X, layers=[6, 3], **options).info["epochs"][0] <= 3
 
 
@@ -163,17 +160,15 @@ def test_columns_without_values_are_refused(empty, units, message):
 
 
 def test_an_iterable_has_no_missing_values():
+    X = with_holes(rows())
     with pytest.raises(DataError, match="expected finite numbers"):
-        pretrain(
-            lambda number: [with_holes(rows())], layers=[6, 3], batch_size=8, handoff="minibatch"
-        )
+        pretrain(lambda number: [X], layers=[6, 3], batch_size=8, handoff="minibatch")
 
 
 def test_labels_can_be_learned_from_incomplete_rows_but_reconstruction_needs_targets():
     X = with_holes(rows())
     stack = pretrain(X, layers=[6, 3], epochs=1, batch_size=8)
-    tuned = finetune(stack, X, np.arange(40) % 2, epochs=1, batch_size=8)
-    assert set(tuned.predict(X)) <= {0, 1}
+    assert set(finetune(stack, X, np.arange(40) % 2, epochs=1, batch_size=8).predict(X)) <= {0, 1}
     with pytest.raises(DataError, match=r"^X: got NaN, .*Stack.impute"):
         finetune(stack, X, epochs=1, batch_size=8)
 
@@ -216,13 +211,11 @@ class TestImputation:
         X = np.hstack([choice, choice])
         X[::2, :3] = np.nan
         options = {"visible_units": "softmax:2x3", "learning_rate": 1}
-        stack = pretrain(X, layers=[6, 8], epochs=40, batch_size=10, **options)
-        found = stack.impute(X)[::2, :3]
+        found = pretrain(X, layers=[6, 8], epochs=40, batch_size=10, **options).impute(X)[::2, :3]
         np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-4)
         np.testing.assert_array_equal(found.argmax(axis=1), np.arange(0, 60, 2) % 3)
 
-    def test_chains_come_to_the_conditional_distribution(self):
-        """Of a missing binary unit, by enumeration."""
+    def test_chains_come_to_the_enumerated_conditional_distribution(self):
         draws = np.random.default_rng(2)
         W, b, a = (draws.normal(0, 1, s).astype("f4") for s in ((3, 2), 2, 3))
         layer = DenseLayer(W, b, a)

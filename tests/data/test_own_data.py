@@ -24,8 +24,7 @@ def folder(tmp_path):
     draws = np.random.default_rng(0)
     kinds = [("a", "u"), ("b", "v"), ("c", "w")] * (N // 3)
     rows = [f"{draws.random():.3f},{draws.integers(2)},{a},{u}" for a, u in kinds]
-    text = "\n".join(["x,b,colour,kind", *rows]) + "\n"
-    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "t.csv").write_text("\n".join(["x,b,colour,kind", *rows]) + "\n")
     (tmp_path / "few.csv").write_text("x,b,kind\n0.5,1,u\n0.25,0,w\n")
     (tmp_path / "more.csv").write_text("b,x\n1,0.5\n0,0.25\n")
     return tmp_path
@@ -143,8 +142,7 @@ class TestTarget:
 
     def test_the_names_of_the_classes_are_a_part_of_the_hash(self, folder):
         before = load(folder).sha256
-        text = (folder / "t.csv").read_text()
-        (folder / "t.csv").write_text(text.replace(",w\n", ",z\n"))
+        (folder / "t.csv").write_text((folder / "t.csv").read_text().replace(",w\n", ",z\n"))
         assert load(folder).sha256 != before
 
 
@@ -153,8 +151,7 @@ class TestParts:
         data = load(folder, test=0.2)
         assert (len(data.train), len(data.validation), len(data.test)) == (44, 4, 12)
         assert np.bincount(data.test_labels).tolist() == [4, 4, 4]
-        again = load(folder, test="0.2")
-        np.testing.assert_array_equal(again.test, data.test)
+        np.testing.assert_array_equal(load(folder, test="0.2").test, data.test)
         assert load(folder, test=0.2, seed=1).test.tolist() != data.test.tolist()
 
     def test_no_example_is_in_two_parts(self, tmp_path):
@@ -178,8 +175,7 @@ class TestParts:
 
     def test_a_file_to_test_with(self, folder):
         data = load(folder, test=folder / "few.csv")
-        assert data.test.tolist() == [[0.5, 1], [0.25, 0]]
-        assert data.test_labels.tolist() == [0, 2]
+        assert (data.test.tolist(), data.test_labels.tolist()) == ([[0.5, 1], [0.25, 0]], [0, 2])
         data = load(folder, test=folder / "more.csv")
         assert data.test.tolist() == [[0.5, 1], [0.25, 0]], "by the names of the columns"
         assert data.test_labels.tolist() == [UNLABELLED] * 2
@@ -351,11 +347,7 @@ TRANSPARENT = {  # file, image and options of Pillow, by what says which pixels 
     "P of GIF": lambda: ("2.gif", _of_palette(alpha=False), {"transparency": 0}),
     "L, tRNS": lambda: ("2.png", _image(SHADES), {"transparency": 7}),
     "RGB, tRNS": lambda: ("2.png", _image(SHADES, "RGB"), {"transparency": (7, 7, 7)}),
-    "16 bits, tRNS": lambda: (
-        "2.png",
-        _image(SHADES.astype(np.uint16) * 257),
-        {"transparency": 7 * 257},
-    ),
+    "16 bits, tRNS": lambda: ("2.png", _image(np.uint16(SHADES) * 257), {"transparency": 7 * 257}),
 }
 
 
@@ -384,14 +376,18 @@ class TestImages:
         for number, name in enumerate(["cat/1.png", "cat/2.png", "dog/1.png"]):
             path = tmp_path / name
             path.parent.mkdir(exist_ok=True)
-            pixels = np.arange(12, dtype=np.uint8).reshape(3, 4) + 10 * number
-            _image(pixels).save(path)
+            _image(np.arange(12, dtype=np.uint8).reshape(3, 4) + 10 * number).save(path)
         return tmp_path
 
     @pytest.fixture
-    def save(self, folder):
-        """Return a function that saves pixels as an image of the class dog."""
-        return lambda pixels, name: _image(pixels).save(folder / "dog" / name)
+    def read(self, folder):
+        """Return a function that saves pixels as one more image, and reads all of them."""
+
+        def read(pixels, name="2.png"):
+            _image(pixels).save(folder / "dog" / name)
+            return load_dataset(folder, validation=0)
+
+        return read
 
     def test_subfolders_are_classes(self, folder):
         data = load_dataset(folder, validation=0)
@@ -399,38 +395,33 @@ class TestImages:
         np.testing.assert_array_equal(data.train[2], (np.arange(12) + 20).astype("f4") / 255)
         assert "3 images of 1x3x4" in data.notices[0]
 
-    def test_colours_come_channel_by_channel(self, folder, save):
+    def test_colours_come_channel_by_channel(self, read):
         pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
-        save(pixels, "2.png")
-        data = load_dataset(folder, validation=0)
+        data = read(pixels)
         assert data.width == 36
         expected = pixels.transpose(2, 0, 1).ravel()
         np.testing.assert_array_equal(np.rint(data.train[3] * 255), expected)
 
-    def test_images_of_16_bits_keep_their_shades(self, folder, save):
+    def test_images_of_16_bits_keep_their_shades(self, read):
         deep = np.linspace(0, 65535, 12).astype(np.uint16).reshape(3, 4)
-        save(deep, "2.png")
-        data = load_dataset(folder, validation=0)
+        data = read(deep)
         np.testing.assert_array_equal(data.train[3], deep.ravel() / np.float32(65535))
         np.testing.assert_array_equal(data.train[0], np.arange(12, dtype=np.float32) / 255)
-        save(np.zeros((3, 4, 3), np.uint8), "3.png")
-        colours = load_dataset(folder, validation=0).train[3].reshape(3, 12)
+        colours = read(np.zeros((3, 4, 3), np.uint8), "3.png").train[3].reshape(3, 12)
         np.testing.assert_array_equal(colours, [data.train[3]] * 3)
 
     @pytest.mark.parametrize("name", ["dim.png", "dim.tif", "dim.TIFF", "dim.pgm"])
-    def test_shades_of_12_bits_mean_the_same_beside_brighter_ones(self, folder, save, name):
+    def test_shades_of_12_bits_mean_the_same_beside_brighter_ones(self, folder, read, name):
         dim = (np.arange(12) * 370).astype(np.uint16).reshape(3, 4)
-        path = folder / "dog" / name
         if name.endswith("pgm"):
-            path.write_bytes(b"P5 4 3 65535\n" + dim.astype(">u2").tobytes())
+            (folder / "dog" / name).write_bytes(b"P5 4 3 65535\n" + dim.astype(">u2").tobytes())
+            alone = load_dataset(folder, validation=0)
         else:
-            save(dim, name)
-        alone = load_dataset(folder, validation=0)
+            alone = read(dim, name)
         words = "no pixel of 16 bits is above 4,070 of 65,535, as of a camera with 12"
         assert words in str(alone.notices)
         np.testing.assert_array_equal(alone.train[3], dim.ravel() / np.float32(65535))
-        save(dim * 16, "e.png")
-        beside = load_dataset(folder, validation=0)
+        beside = read(dim * 16, "e.png")
         np.testing.assert_array_equal(beside.train[3], alone.train[3])
         assert "16 bits" not in str(beside.notices)
 
@@ -450,11 +441,10 @@ class TestImages:
             np.testing.assert_allclose(channel, seen, rtol=1e-6)
         assert "1 image with transparent pixels, read as on white" in str(data.notices)
 
-    def test_opaque_pixels_are_read_as_they_were(self, folder, save):
+    def test_opaque_pixels_are_read_as_they_were(self, read):
         pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 4), dtype=np.uint8)
         pixels[..., 3] = 255
-        save(pixels, "2.png")
-        data = load_dataset(folder, validation=0)
+        data = read(pixels)
         expected = pixels[..., :3].transpose(2, 0, 1).ravel() / np.float32(255)
         np.testing.assert_array_equal(data.train[3], expected)
         assert "transparent" not in str(data.notices)
@@ -468,12 +458,9 @@ class TestImages:
             (np.zeros((2, 2), np.uint8), "2.png", "2 x 2 pixels, expected 4 x 3"),
         ],
     )
-    def test_pixels_that_mean_nothing_beside_the_others_are_refused(
-        self, folder, save, pixels, name, words
-    ):
-        save(pixels, name)
+    def test_pixels_that_do_not_fit_are_refused(self, read, pixels, name, words):
         with pytest.raises(DataError, match=words):
-            load_dataset(folder)
+            read(pixels, name)
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     @pytest.mark.parametrize("suffix", ["png", "JPG", "webp"])
@@ -549,9 +536,7 @@ class TestImages:
         data = load_dataset(folder, validation=0)
         assert data.targets("train").tolist() == ["bird", "cat", "cat"]
 
-    def test_a_test_folder_without_a_class_keeps_the_numbers_of_classes(
-        self, folder, tmp_path_factory
-    ):
+    def test_a_test_folder_without_a_class_keeps_their_numbers(self, folder, tmp_path_factory):
         test = tmp_path_factory.mktemp("test")
         for name in ("dog", "fox"):
             shutil.copytree(folder / "dog", test / name)
@@ -580,7 +565,6 @@ class TestImages:
 class TestParquet:
     @pytest.fixture
     def write(self, folder):
-        """Return a function that writes columns in a file, and returns its path."""
         pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
         from pyarrow import parquet
 
@@ -598,8 +582,7 @@ class TestParquet:
 
     def test_a_frame_with_an_index(self, write, folder):
         pandas = pytest.importorskip("pandas", reason="a DataFrame is written")
-        frame = pandas.DataFrame({"x": [0.5, 0.25, 1.0]}, index=[7, 5, 3])
-        frame.to_parquet(folder / "x.parquet")
+        pandas.DataFrame({"x": [0.5, 0.25, 1.0]}, index=[7, 5, 3]).to_parquet(folder / "x.parquet")
         data = load_dataset(folder / "x.parquet", validation=0)
         assert data.train.tolist() == [[0.5], [0.25], [1]]
         assert "left out '__index_level_0__', the index" in data.notices[0]

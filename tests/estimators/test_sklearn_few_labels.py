@@ -1,4 +1,4 @@
-"""Few labels and all: columns that share a range, tables of 0 and 1, and a committee."""
+"""Few labels and all: columns that share a range, zeros and ones, and a committee that teaches."""
 
 from functools import partial
 
@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
 
 from joblib import parallel_config
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
@@ -17,29 +18,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier as Boosting
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.parallel.blas import at_once, blas_limit
-from syncpretrain.sklearn import DBNClassifier, DBNRegressor, committee
-from syncpretrain.sklearn.committee import (
-    ForClasses,
-    ForNumbers,
-    best_weights,
-    learned,
-    models,
-    network_settings,
-    rows_to_learn,
-    steps_for,
-    student_settings,
-    with_mixed_rows,
-)
-from syncpretrain.sklearn.fit_choices import (
-    Targets,
-    _inner_ends,
-    are_bits,
-    are_few,
-    are_for_committee,
-    in_shared_range,
-    settings_for_bits,
-    shared_range,
-)
+from syncpretrain.sklearn import DBNClassifier, DBNRegressor, committee, fit_choices
+from syncpretrain.sklearn.committee import ForClasses, ForNumbers, network_settings, with_mixed_rows
+from syncpretrain.sklearn.fit_choices import Targets, in_shared_range, shared_range
 
 asked = partial(committee.asked, at_once=partial(at_once, 1))
 
@@ -56,12 +37,15 @@ def kinds(rows=200, columns=30, seed=0):
     return (draw.random((rows, columns)) < shares).astype(float), y
 
 
+def classifier(*hidden, **own):
+    return DBNClassifier(**({"hidden": hidden, "workers": 1, "random_state": 0} | own))
+
+
 def some(y, step=10):
     return np.where(np.arange(len(y)) % step == 0, y, -1)
 
 
 BITS, KINDS = kinds()
-ALL = Targets(np.arange(len(KINDS)), KINDS)
 PIXELS = np.round(BITS * 16 * RNG.random(BITS.shape) ** 0.2)
 MEASURED = BITS + RNG.normal(size=BITS.shape)
 
@@ -78,7 +62,7 @@ def test_rows_that_count_have_a_weight():
 def test_rows_without_a_target_have_nan_and_no_weight(y, weights):
     targets, own = Targets(np.array([1, 3]), y, weights).spread_out(4)
     assert np.isnan(targets[[0, 2]]).all()
-    np.testing.assert_array_equal(targets[[1, 3]], y)
+    assert_array_equal(targets[[1, 3]], y)
     assert own is None if weights is None else own.tolist() == [0, 0.5, 0, 2]
 
 
@@ -93,8 +77,7 @@ class TestSharedRange:
         scaling = shared_range(PIXELS - 3)
         assert set(scaling.shift.tolist()) == {-3.0}
         assert set(scaling.scale.tolist()) == {16.0}
-        scaled = in_shared_range(PIXELS - 3, scaling)
-        np.testing.assert_allclose(scaled, PIXELS / 16, atol=1e-6)
+        assert_allclose(in_shared_range(PIXELS - 3, scaling), PIXELS / 16, atol=1e-6)
 
     @pytest.mark.parametrize(
         "X",
@@ -120,9 +103,9 @@ class TestSharedRange:
         matrix = sparse.csr_matrix(PIXELS)
         holes = np.where(RNG.random(PIXELS.shape) < 0.1, np.nan, PIXELS)
         for X in (matrix, sparse.csr_array(PIXELS), holes, PIXELS.astype(np.float32)):
-            np.testing.assert_array_equal(shared_range(X).scale, expected.scale)
+            assert_array_equal(shared_range(X).scale, expected.scale)
         scaled = in_shared_range(matrix, expected)
-        np.testing.assert_allclose(scaled.toarray(), in_shared_range(PIXELS, expected), rtol=1e-6)
+        assert_allclose(scaled.toarray(), in_shared_range(PIXELS, expected), rtol=1e-6)
 
     def test_columns_that_never_vary_have_no_part(self):
         assert shared_range(np.hstack([PIXELS, np.zeros_like(PIXELS)])) is not None
@@ -134,28 +117,26 @@ class TestSharedRange:
         scaling = shared_range(X)
         assert set(scaling.shift.tolist()) == {0.0}
         assert set(scaling.scale.tolist()) == {X.max(where=far != X, initial=0)}
-        scaled = in_shared_range(X, scaling)
-        assert scaled[3, 7] == (far > 0)
+        assert in_shared_range(X, scaling)[3, 7] == (far > 0)
 
     @pytest.mark.parametrize("chunk", [30, 1 << 20])
     def test_the_inner_ends_leave_out_one_value_in_ten_thousand(self, monkeypatch, chunk):
         monkeypatch.setattr("syncpretrain.data.blocks.CHUNK_VALUES", chunk)
         X = RNG.permutation(30_000.0 - np.arange(30_000)).reshape(1000, 30)
-        assert _inner_ends(X) == (4.0, 29_997.0)  # three beyond either
+        assert fit_choices._inner_ends(X) == (4.0, 29_997.0)  # three beyond either
         X[X == 2] = np.nan
-        assert _inner_ends(X) == (5.0, 29_997.0)
+        assert fit_choices._inner_ends(X) == (5.0, 29_997.0)
 
     def test_what_lies_beyond_is_cut_off(self):
-        far = in_shared_range(np.full((1, 30), 40.0), shared_range(PIXELS))
-        np.testing.assert_array_equal(far, 1)
+        assert_array_equal(in_shared_range(np.full((1, 30), 40.0), shared_range(PIXELS)), 1)
 
 
 @pytest.mark.parametrize(
     ("X", "expected"), [(BITS, True), (BITS * 2, False), (np.where(BITS > 0, np.nan, 0), False)]
 )
 def test_zeros_and_ones(X, expected):
-    assert are_bits(X) is expected
-    assert are_bits(sparse.csr_matrix(X)) is expected
+    assert fit_choices.are_bits(X) is expected
+    assert fit_choices.are_bits(sparse.csr_matrix(X)) is expected
 
 
 @pytest.mark.parametrize(
@@ -163,7 +144,7 @@ def test_zeros_and_ones(X, expected):
     [(100, 19, True), (100, 20, False), (10**6, 9_999, True), (10**6, 10_000, False)],
 )
 def test_when_labels_are_few(rows, labels, expected):
-    assert are_few(rows, labels) is expected
+    assert fit_choices.are_few(rows, labels) is expected
 
 
 def stripes(rows=400, seed=0):
@@ -177,10 +158,20 @@ def stripes(rows=400, seed=0):
     return X, y, labels
 
 
-def quick(monkeypatch, steps=10):
-    """Let the networks of a committee, and what learns from it, train for a few steps alone."""
-    monkeypatch.setattr(committee, "TRIAL_STEPS", steps)
-    monkeypatch.setattr(committee, "UNLABELLED_STEPS", steps)
+@pytest.fixture
+def steps(monkeypatch):
+    """Return a function that lets the networks of a committee train for a few steps alone."""
+
+    def let(number):
+        monkeypatch.setattr(committee, "TRIAL_STEPS", number)
+        monkeypatch.setattr(committee, "UNLABELLED_STEPS", number)
+
+    return let
+
+
+@pytest.fixture
+def quick(steps):
+    steps(10)
 
 
 def ball(rows=600, columns=7, labels=80, seed=0):
@@ -192,16 +183,13 @@ def ball(rows=600, columns=7, labels=80, seed=0):
 
 
 class TestCommittee:
-    """A committee learns from the labels, and a network from its probabilities of all rows."""
-
     def test_rows_without_a_label_train_too(self):
         X, y, labels = stripes()
-        fitted = DBNClassifier(hidden=(32, 32), workers=1, random_state=0).fit(X, labels)
+        fitted = classifier(32, 32).fit(X, labels)
         assert fitted.score(X, y) > 0.9
         (record,) = fitted.stack_.info["finetune"]
         assert (record["unlabelled"], record["normalization"]) == ("none", "batch")
-        assert fitted.stack_.units[1:] == ("relu", "relu")
-        assert list(fitted.teachers_) == MEMBERS
+        assert (fitted.stack_.units[1:], list(fitted.teachers_)) == (("relu", "relu"), MEMBERS)
 
     @pytest.mark.parametrize(
         ("own", "asks"),
@@ -216,16 +204,15 @@ class TestCommittee:
             ({"settings": {"finetune_unlabelled": "none"}}, False),
         ],
     )
-    def test_another_training_that_is_asked_for_is_done(self, monkeypatch, own, asks):
-        quick(monkeypatch)
+    def test_another_training_that_is_asked_for_is_done(self, quick, own, asks):
         X, _, labels = stripes(60)
-        model = DBNClassifier(hidden=(8,), workers=1, random_state=0, **own)
+        model = classifier(8, **own)
         assert model._is_to_ask(X, 4, 2) is asks
         assert bool(model.fit(X, labels).teachers_) is asks
 
     def test_counts_are_for_rbms(self):
         X = RNG.poisson(0.3, (200, 40)).astype(float)
-        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
+        model = classifier(8)
         assert not model._is_to_ask(X, 20, 2)
         model.set_params(visible_units="counts")
         assert not model._is_to_ask(X + 0.5, 20, 2)
@@ -241,9 +228,8 @@ class TestCommittee:
         ],
         ids=["bits", "black or white", "some missing", "sparse black or white", "numbers"],
     )
-    def test_rbms_judge_zeros_and_ones(self, monkeypatch, X, are_bits):
-        quick(monkeypatch)
-        model = DBNClassifier(hidden=(4,), workers=1, random_state=0).fit(X[:60], some(KINDS[:60]))
+    def test_rbms_judge_zeros_and_ones(self, quick, X, are_bits):
+        model = classifier(4).fit(X[:60], some(KINDS[:60]))
         assert ("rbms" in model.teachers_) is are_bits
         assert np.isfinite(model.predict_proba(X)).all()
 
@@ -255,22 +241,17 @@ class TestCommittee:
             (12, "boosting: learn from two thirds of 12 targets, judged on the others, 3 times"),
         ],
     )
-    def test_progress_tells_what_is_learned_and_the_weights(
-        self, monkeypatch, capsys, labelled, told
-    ):
-        quick(monkeypatch)
+    def test_progress_tells_of_learning_and_weights(self, quick, capsys, labelled, told):
         X, y, few = stripes(60)
         labels = few if labelled == 4 else np.where(np.arange(60) % 5 == 0, y, np.nan)
-        DBNClassifier(hidden=(4,), workers=1, random_state=0, verbose=1).fit(X, labels)
+        classifier(4, verbose=1).fit(X, labels)
         assert told in " ".join(capsys.readouterr().out.split())
 
-    def test_the_result_does_not_depend_on_the_number_of_workers(self, monkeypatch):
-        quick(monkeypatch, 100)
+    def test_the_result_does_not_depend_on_the_number_of_workers(self, steps):
+        steps(100)
         X, y, _ = stripes()
         labels = some(y, 20)  # enough of each class for a trial
-        one, two = (
-            DBNClassifier(hidden=(32, 32), workers=n, random_state=0).fit(X, labels) for n in (1, 2)
-        )
+        one, two = (classifier(32, 32, workers=n).fit(X, labels) for n in (1, 2))
         assert one.teachers_ == two.teachers_
         assert one.stack_.parameters_sha256 == two.stack_.parameters_sha256
         for workers in (1, 2):  # even where scikit-learn's estimators have jobs of the user's
@@ -278,81 +259,69 @@ class TestCommittee:
                 three = clone(one).set_params(workers=workers).fit(X, labels)
             assert one.stack_.parameters_sha256 == three.stack_.parameters_sha256
 
-    def test_fits_in_threads_at_once_share_a_limit_of_blas(self, monkeypatch):
-        quick(monkeypatch)
-        model = DBNClassifier(hidden=(8,), workers=2, random_state=0)
+    def test_fits_in_threads_at_once_share_a_limit_of_blas(self, monkeypatch, quick):
         limits = []
         enter = blas_limit.__enter__
         monkeypatch.setattr(
             blas_limit, "__enter__", lambda own: (limits.append(own._threads), enter(own))[1]
         )
-        model.fit(BITS, some(KINDS, 20))
-        assert "rbms" in model.teachers_
+        assert "rbms" in classifier(8, workers=2).fit(BITS, some(KINDS, 20)).teachers_
         assert set(limits) == {1}
 
-    def test_routing_of_metadata_changes_nothing(self, monkeypatch):
-        quick(monkeypatch)
+    def test_routing_of_metadata_changes_nothing(self, quick):
         X, _, labels = stripes(60)
-        models = [DBNClassifier(hidden=(4,), workers=1, random_state=0) for _ in range(2)]
-        first = models[0].fit(X, labels, np.ones(60)).predict_proba(X)
+        first = classifier(4).fit(X, labels, np.ones(60)).predict_proba(X)
         with config_context(enable_metadata_routing=True):
-            second = models[1].fit(X, labels, np.ones(60)).predict_proba(X)
-        np.testing.assert_array_equal(first, second)
+            second = classifier(4).fit(X, labels, np.ones(60)).predict_proba(X)
+        assert_array_equal(first, second)
 
-    def test_a_column_without_a_value_where_labels_are(self, monkeypatch):
-        quick(monkeypatch)
+    def test_a_column_without_a_value_where_labels_are(self, quick):
         X, _, labels = stripes(60)
         X[labels >= 0, 1] = np.nan
-        model = DBNClassifier(hidden=(4,), workers=1, random_state=0).fit(X, labels)
-        assert np.isfinite(model.predict_proba(X)).all()
+        assert np.isfinite(classifier(4).fit(X, labels).predict_proba(X)).all()
 
-    def test_other_forms_of_the_rows_train_the_same(self, monkeypatch):
-        quick(monkeypatch, 100)
+    def test_other_forms_of_the_rows_train_the_same(self, steps):
+        steps(100)
         X, y, _ = stripes(80)
         X, labels = X - X.min(axis=0) + 1, some(y, 7)  # no zeros: sparse columns keep their mean
-        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
+        model = classifier(8)
         first = model.fit(X, labels).predict_proba(X)
         for rows in (sparse.csr_matrix(X), X.astype(np.float32)):
             found = clone(model).fit(rows, labels).predict_proba(rows)
-            np.testing.assert_allclose(found, first, rtol=0.1, atol=0.02)
+            assert_allclose(found, first, rtol=0.1, atol=0.02)
 
     @pytest.mark.parametrize("weight", [{0: 1, 1: 0}, {0: 0, 1: 1}])
-    def test_a_class_without_any_weight_stays_a_class(self, monkeypatch, weight):
-        quick(monkeypatch)
+    def test_a_class_without_any_weight_stays_a_class(self, quick, weight):
         X, y, _ = stripes(60)
         labels = np.where(np.arange(60) < 11, y, -1)
-        model = DBNClassifier(hidden=(8,), workers=1, random_state=0, class_weight=weight)
+        model = classifier(8, class_weight=weight)
         assert model.fit(X, labels).classes_.tolist() == [0, 1]
         assert set(model.teachers_.values()) == {1 / len(MEMBERS)}
         assert np.isfinite(model.predict_proba(X)).all()
 
     @pytest.mark.parametrize("batch_size", [1, 7])
-    def test_small_minibatches_are_of_two_rows(self, monkeypatch, batch_size):
-        quick(monkeypatch)
+    def test_small_minibatches_are_of_two_rows(self, quick, batch_size):
         X, y, _ = stripes(70)
-        model = DBNClassifier(hidden=(8,), workers=1, random_state=0, batch_size=batch_size)
-        model.fit(X, np.where(np.arange(70) < 13, y, -1))
+        model = classifier(8, batch_size=batch_size).fit(X, np.where(np.arange(70) < 13, y, -1))
         assert np.isfinite(model.predict_proba(X)).all()
 
     def test_guesses_count_little_where_classes_part_inside_of_a_cluster(self):
         X, y, labels = ball()
-        model = DBNClassifier(hidden=(32, 32), workers=1, random_state=0).fit(X, labels)
+        model = classifier(32, 32).fit(X, labels)
         others = sum(model.teachers_.values()) - model.teachers_["guesses"]
         assert model.teachers_["guesses"] < 0.5 * others
         random = {"hidden_units": "relu", "visible_units": "gaussian", "schedule": "none"}
         start = pretrain(X, layers=[7, 32, 32], **random, warn=False)
-        guessed = finetune(
-            start, X, labels, **network_settings(ForClasses(2), X.shape, 80), warn=False
-        )
+        own = network_settings(ForClasses(2), X.shape, 80)
+        guessed = finetune(start, X, labels, **own, warn=False)
         assert model.score(X, y) > (guessed.predict(X) == y).mean() + 0.02
 
-    def test_names_of_classes_and_missing_values(self, monkeypatch):
-        quick(monkeypatch, 200)
+    def test_names_of_classes_and_missing_values(self, steps):
+        steps(200)
         X, y, _ = stripes()
         X[::7, 2] = np.nan
         names = np.array(["left", "right"], dtype=object)[y]
-        model = DBNClassifier(hidden=(16,), workers=1, random_state=0)
-        model.fit(X, np.where(np.arange(len(y)) % 20 == 0, names, None))
+        model = classifier(16).fit(X, np.where(np.arange(len(y)) % 20 == 0, names, None))
         assert model.stack_.head.classes == ("left", "right")
         assert model.score(X, names) > 0.9
 
@@ -374,8 +343,6 @@ def right(certainty):
 
 
 class TestAllLabels:
-    """A committee is also asked for all labels of a table that is small enough."""
-
     @pytest.mark.parametrize(
         ("shape", "targets", "outputs", "expected"),
         [
@@ -389,12 +356,11 @@ class TestAllLabels:
         ],
     )
     def test_where_it_is_asked(self, shape, targets, outputs, expected):
-        assert are_for_committee(shape, targets, outputs) is expected
+        assert fit_choices.are_for_committee(shape, targets, outputs) is expected
 
     @pytest.mark.parametrize("X", [BITS, MEASURED], ids=["bits", "measurements"])
-    def test_its_members(self, monkeypatch, X):
-        quick(monkeypatch)
-        fitted = DBNClassifier(hidden=(8, 4), workers=1, random_state=0).fit(X, KINDS)
+    def test_its_members(self, quick, X):
+        fitted = classifier(8, 4).fit(X, KINDS)
         own = ["network", "exact"] + ["rbms"] * (X is BITS)
         assert list(fitted.teachers_) == [*own, "linear", "kernel", "trees", "boosting"]
         assert fitted.stack_.units[1:] == ("relu", "relu")
@@ -414,22 +380,20 @@ class TestAllLabels:
         assert model.teachers_["exact"] > model.teachers_["network"]
         assert model.score(rows[450:], y[450:]) > 0.95  # 0.92 without that member
 
-    def test_tables_of_scikit_learn_and_missing_values(self, monkeypatch):
+    def test_tables_of_scikit_learn_and_missing_values(self, steps):
         pytest.importorskip("pandas")
-        quick(monkeypatch, 100)
+        steps(100)
         X, y, _ = stripes(200)
         X[::7, 0] = np.nan
-        model = DBNClassifier(hidden=(8,), workers=1, random_state=0)
         with config_context(transform_output="pandas"):
-            assert model.fit(X, y).score(X, y) > 0.9
+            assert classifier(8).fit(X, y).score(X, y) > 0.9
 
     @pytest.mark.filterwarnings("ignore::syncpretrain.errors.PoorResultWarning")
-    def test_two_labels_with_weight_are_trained_on(self, monkeypatch):
-        quick(monkeypatch, 100)
+    def test_two_labels_with_weight_are_trained_on(self, steps):
+        steps(100)
         X, y, _ = stripes(200)
         two = np.isin(np.arange(200), [y.argmin(), y.argmax()]).astype(float)
-        fitted = DBNClassifier(hidden=(8,), workers=1, random_state=0).fit(X, y, two)
-        assert fitted.score(X[two > 0], y[two > 0]) == 1
+        assert classifier(8).fit(X, y, two).score(X[two > 0], y[two > 0]) == 1
 
 
 class TestAsked:
@@ -447,7 +411,7 @@ class TestAsked:
             assert (np.bincount(learned, minlength=60)[self.LABELS.rows] == 2).all()
             for _, part, _ in trial:
                 places = np.searchsorted(self.LABELS.rows, part.rows)
-                np.testing.assert_array_equal(part.weights, weights[places])
+                assert_array_equal(part.weights, weights[places])
 
     def test_one_part_of_many_labels_is_left_out(self, monkeypatch):
         monkeypatch.setattr(committee, "MANY_TRIED", 12)
@@ -465,9 +429,7 @@ class TestAsked:
             ("boosting", Boosting, "max_iter", ("MOST_BOOSTED", 20), [4, 4, 4, 10]),
         ],
     )
-    def test_less_is_judged_where_rows_or_classes_are_many(
-        self, monkeypatch, name, learner, size, limit, expected
-    ):
+    def test_less_is_judged_of_many_rows(self, monkeypatch, name, learner, size, limit, expected):
         """With many classes, each of which has a tree in each round, boosting has fewer rounds."""
         monkeypatch.setattr(committee, *limit)
         grown, grow = [], learner.fit
@@ -477,8 +439,8 @@ class TestAsked:
             return grow(model, *args, **how)
 
         monkeypatch.setattr(learner, "fit", fit)
-        members = {name: models(ForClasses(2), self.X, 0)[name], "other": Told(right(0.6))}
-        asked(ForClasses(2), members, self.X, self.LABELS, 0)
+        own = committee.models(ForClasses(2), self.X, 0)[name]
+        asked(ForClasses(2), {name: own, "other": Told(right(0.6))}, self.X, self.LABELS, 0)
         assert grown[: len(expected)] == expected
         assert len(grown) == len(expected) or name == "boosting"  # which may not be asked at last
 
@@ -488,7 +450,7 @@ class TestAsked:
         assert weights["wrong"] == 0 and weights["right"] > 1
         assert len(members["wrong"].seen) == 3  # in the trial alone
         assert (shares.argmax(axis=1) == self.X[:, 0]).all()
-        np.testing.assert_allclose(shares.sum(axis=1), 1)
+        assert_allclose(shares.sum(axis=1), 1)
 
     @pytest.mark.parametrize("labels", [5, 3])
     def test_fewer_than_three_labels_of_a_class_make_equal_weights(self, labels):
@@ -497,7 +459,7 @@ class TestAsked:
         shares, weights = asked(ForClasses(2), members, self.X, few, 0)
         assert weights == {"a": 0.5, "b": 0.5}
         ratio = np.sqrt(0.9 * 0.2 / (0.1 * 0.8))
-        np.testing.assert_allclose(shares[0], [ratio / (1 + ratio), 1 / (1 + ratio)])
+        assert_allclose(shares[0], [ratio / (1 + ratio), 1 / (1 + ratio)])
 
     @pytest.mark.parametrize("own", [None, np.array([1.0, 2, 3, 4])])
     def test_weights_are_the_best_of_a_grid(self, own):
@@ -511,27 +473,27 @@ class TestAsked:
 
         grid = np.linspace(0, 3, 301)
         best = min(((a, b) for a in grid for b in grid), key=lambda pair: loss(*pair))
-        np.testing.assert_allclose(best_weights(ForClasses(3), logs, y, own), best, atol=0.01)
+        assert_allclose(committee.best_weights(ForClasses(3), logs, y, own), best, atol=0.01)
 
     def test_no_more_rows_than_are_seen_in_a_trial(self, monkeypatch):
         monkeypatch.setattr(committee, "MOST_ROWS", 10)
-        rows, targets = rows_to_learn(self.X, self.LABELS, 0)
+        rows, targets = committee.rows_to_learn(self.X, self.LABELS, 0)
         assert len(rows) == 22
-        np.testing.assert_array_equal(rows[targets.rows], self.X[self.LABELS.rows])
-        assert rows_to_learn(self.X[:20], self.LABELS.part(slice(4)), 0)[0].shape == (14, 2)
+        assert_array_equal(rows[targets.rows], self.X[self.LABELS.rows])
+        few = self.LABELS.part(slice(4))
+        assert committee.rows_to_learn(self.X[:20], few, 0)[0].shape == (14, 2)
 
     def test_the_labels_alone_are_seen_in_as_many_steps_as_beside_other_rows(self):
         # 140 labels are passed in three minibatches of at most 64 rows.
-        guesses, alone = (
-            network_settings(ForClasses(2), (4000, 5), 140, guess=own) for own in (True, False)
-        )
+        settings = partial(network_settings, ForClasses(2), (4000, 5), 140)
+        guesses, alone = settings(guess=True), settings(guess=False)
         assert (guesses["unlabelled"], alone["unlabelled"]) == ("pseudo", "none")
         assert (alone["batch_size"], alone["epochs"]) == (47, 500)
 
     @pytest.mark.parametrize(("columns", "rows"), [(512, 320), (2000, 81), (50_000, 32)])
     def test_wide_rows_take_smaller_minibatches(self, columns, rows):
-        assert network_settings(ForClasses(2), (4000, columns), 140)["batch_size"] == rows
-        assert student_settings(ForClasses(2), (4000, columns), None)["batch_size"] == rows
+        for settings, count in ((network_settings, 140), (committee.student_settings, None)):
+            assert settings(ForClasses(2), (4000, columns), count)["batch_size"] == rows
 
     @pytest.mark.parametrize("right", [95, 94])
     def test_a_network_that_has_not_learned_the_classes_learns_longer(self, monkeypatch, right):
@@ -544,15 +506,17 @@ class TestAsked:
             return len(given)
 
         times = 1 if right == 95 else 2
-        assert learned(ForClasses(2), finetuned, np.zeros((100, 5)), shares, 50) == times
+        assert committee.learned(ForClasses(2), finetuned, np.zeros((100, 5)), shares, 50) == times
         assert given == [(750, 0.002), (2250, 0.004)][:times]
 
     def test_a_network_learns_many_labels_and_numbers_longer(self):
-        few, many = (steps_for(ForClasses(2), targets) for targets in (2999, 3000))
-        assert (few, many, steps_for(ForNumbers(1), 10)) == (1500, 4500, 4500)
+        few, many = (committee.steps_for(ForClasses(2), targets) for targets in (2999, 3000))
+        assert (few, many, committee.steps_for(ForNumbers(1), 10)) == (1500, 4500, 4500)
         given = []
         answers, settings = np.eye(2)[[0] * 100], {"steps": 1500}
-        learned(ForClasses(2), lambda *_, **own: given.append(own), self.X, answers, 50, **settings)
+        committee.learned(
+            ForClasses(2), lambda *_, **own: given.append(own), self.X, answers, 50, **settings
+        )
         assert [(own["epochs"], own["learning_rate"]) for own in given] == [(750, 0.004)]
 
     @pytest.mark.parametrize(("columns", "share"), [(2, 0.0), (3, 0.1)])
@@ -566,8 +530,6 @@ def told_numbers(times):
 
 
 class TestNumbers:
-    """A committee for numbers: sums of its members' predictions."""
-
     X = np.random.default_rng(0).normal(size=(300, 3))
     Y = np.stack([X[:, 0] + 0.5 * np.abs(X[:, 1]), np.abs(X[:, 2]) - X[:, 0]], axis=1)
 
@@ -584,7 +546,7 @@ class TestNumbers:
 
         grid = np.linspace(0, 3, 301)
         best = min(((a, b) for a in grid for b in grid), key=lambda pair: loss(*pair))
-        np.testing.assert_allclose(best_weights(ForNumbers(2), told, y, own), best, atol=0.01)
+        assert_allclose(committee.best_weights(ForNumbers(2), told, y, own), best, atol=0.01)
 
     def test_the_slopes_of_the_losses(self):
         draws = np.random.default_rng(2)
@@ -595,28 +557,26 @@ class TestNumbers:
         ):
             at, step = np.array([0.7, 0.2]), 1e-6
             apart = [loss(at + d)[0] - loss(at - d)[0] for d in step * np.eye(2)]
-            np.testing.assert_allclose(loss(at)[1], np.divide(apart, 2 * step), rtol=1e-6)
+            assert_allclose(loss(at)[1], np.divide(apart, 2 * step), rtol=1e-6)
 
     def test_a_wrong_member_counts_nothing(self):
         members = {"right": told_numbers(1.0), "wrong": told_numbers(-1.0)}
         few = Targets(np.arange(40), self.X[:40, :1])
         answers, weights = asked(ForNumbers(1), members, self.X, few, 0)
         assert weights["wrong"] < 0.001
-        np.testing.assert_allclose(answers, self.X[:, :1], rtol=0.01)
+        assert_allclose(answers, self.X[:, :1], rtol=0.01)
 
     def test_where_all_agree_weights_are_equal(self):
         members = {"a": told_numbers(1.0), "b": told_numbers(1.0)}
         few = Targets(np.arange(40), self.X[:40, :1])
-        _, weights = asked(ForNumbers(1), members, self.X, few, 0)
-        assert weights == {"a": 0.5, "b": 0.5}
+        assert asked(ForNumbers(1), members, self.X, few, 0)[1] == {"a": 0.5, "b": 0.5}
 
     @pytest.mark.parametrize(("numbers", "answer"), [(5, 1.5), (6, 1.01)])
     def test_fewer_than_six_numbers_make_equal_weights(self, numbers, answer):
         members = {"a": told_numbers(1.0), "b": told_numbers(2.0)}
         few = Targets(np.arange(numbers), 100 * self.X[:numbers, :1])
         answers, _ = asked(ForNumbers(1), members, self.X, few, 0)
-        equal = np.allclose(answers, 1.5 * self.X[:, :1])
-        assert equal is (answer == 1.5)
+        assert np.allclose(answers, 1.5 * self.X[:, :1]) is (answer == 1.5)
 
     @pytest.mark.parametrize("outputs", [1, 2])
     def test_rows_without_a_number_train_too(self, outputs, tmp_path):
@@ -630,9 +590,7 @@ class TestNumbers:
         assert fitted.score(self.X, y) > 0.75
         fitted.stack_.save(tmp_path / "model.safetensors")
         read = load(tmp_path / "model.safetensors").predict(self.X)
-        np.testing.assert_allclose(
-            read.reshape(300, -1), fitted.predict(self.X).reshape(300, -1), rtol=1e-5
-        )
+        assert_allclose(read.reshape(300, -1), fitted.predict(self.X).reshape(300, -1), rtol=1e-5)
 
     @pytest.mark.parametrize(
         ("numbers", "own", "asks"),
@@ -646,8 +604,7 @@ class TestNumbers:
             (30, {"settings": {"finetune_dropout": 0.1}}, False),
         ],
     )
-    def test_where_numbers_are_few(self, monkeypatch, numbers, own, asks):
-        quick(monkeypatch)
+    def test_where_numbers_are_few(self, quick, numbers, own, asks):
         model = DBNRegressor(hidden=(4,), workers=1, random_state=0, **own)
         assert model._is_to_ask(self.X, numbers, 1) is asks
         if asks:
@@ -662,8 +619,7 @@ class TestNumbers:
         assert model.score(rows[600:], y[600:]) > 0.94
 
     def test_noise_is_not_learned_by_heart(self):
-        draws = np.random.default_rng(1)
-        X, noise = draws.normal(size=(2, 200, 4))
+        X, noise = np.random.default_rng(1).normal(size=(2, 200, 4))
         model = DBNRegressor(hidden=(32, 32), workers=1, random_state=0).fit(X, noise[:, 0])
         assert model.score(X, noise[:, 0]) < 0.6 and model.score(noise, X[:, 0]) > -0.3
 
@@ -671,39 +627,37 @@ class TestNumbers:
         X = np.stack([np.arange(50.0), 100 + np.arange(50.0)], axis=1)
         mixed = with_mixed_rows(X, 0)
         assert len(mixed) == 8000 + 50
-        np.testing.assert_array_equal(mixed[:50], X)
+        assert_array_equal(mixed[:50], X)
         apart = mixed[50:, 1] - 100 - mixed[50:, 0]
         assert np.abs(apart).max() == 5  # the 5 nearest of the first row are 1 to 5 away
         assert 0.4 < (apart != 0).mean() < 0.6
         holes = np.where(np.arange(50)[:, None] == [7, 9], np.nan, X)
         assert 0.01 < np.isnan(with_mixed_rows(holes, 0)).mean() < 0.03
-        np.testing.assert_array_equal(with_mixed_rows(sparse.csr_matrix(X[8:]), 0)[:42], X[8:])
-        np.testing.assert_array_equal(with_mixed_rows(X[:5], 0), X[:5])  # none has 5 others
+        assert_array_equal(with_mixed_rows(sparse.csr_matrix(X[8:]), 0)[:42], X[8:])
+        assert_array_equal(with_mixed_rows(X[:5], 0), X[:5])  # none has 5 others
 
     @pytest.mark.parametrize(("n", "cells", "rows"), [(9000, 1 << 24, 18_000), (20, 30, 40)])
     def test_no_fewer_rows_are_mixed_than_there_are(self, monkeypatch, n, cells, rows):
         monkeypatch.setattr(committee, "MIXED_CELLS", cells)
         assert with_mixed_rows(np.random.default_rng(0).random((n, 2)), 0).shape == (rows, 2)
 
-    def test_weights_and_zeros_and_ones(self, monkeypatch):
-        quick(monkeypatch)
+    def test_weights_and_zeros_and_ones(self, quick):
         y = np.where(np.arange(200) % 7 == 0, BITS @ np.arange(30), np.nan)
         weights = np.where(np.arange(200) < 100, 1.0, 0.0)
         fitted = DBNRegressor(hidden=(4,), workers=1, random_state=0).fit(BITS, y, weights)
         assert list(fitted.teachers_) == ["network", "rbms", "linear", "kernel", "trees"]
         others = np.where(weights > 0, y, -1e6)  # numbers that do not count
         again = clone(fitted).fit(BITS, np.where(np.isnan(y), y, others), weights)
-        np.testing.assert_array_equal(again.predict(BITS), fitted.predict(BITS))
+        assert_array_equal(again.predict(BITS), fitted.predict(BITS))
 
     @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e25])
-    def test_rows_and_numbers_that_are_alike(self, monkeypatch, scale):
-        quick(monkeypatch)
+    def test_rows_and_numbers_that_are_alike(self, quick, scale):
         X, y = np.repeat(self.X[:4], 75, axis=0), scale * np.repeat(self.Y[:4, 0], 75)
         few = np.where(np.arange(300) % 75 < 5, y, np.nan)
         model = DBNRegressor(hidden=(4,), workers=1, random_state=0)
         assert np.isfinite(model.fit(X, few).predict(X) / scale).all()
         constant = model.fit(X, np.where(np.isnan(few), few, scale)).predict(X)
-        np.testing.assert_allclose(constant, scale, rtol=1e-5)
+        assert_allclose(constant, scale, rtol=1e-5)
 
     def test_a_network_that_has_not_learned_the_numbers_learns_longer(self):
         answers = np.arange(10.0)[:, None]
@@ -711,8 +665,7 @@ class TestNumbers:
         assert ForNumbers(1).learned(answers.mean() + 0 * answers, answers) == 0
         assert ForNumbers(1).learned(0 * answers, 0 * answers) == 1
 
-    def test_one_number_far_from_all_others_is_learned_like_any(self, monkeypatch):
-        quick(monkeypatch)
+    def test_one_number_far_from_all_others_is_learned_like_any(self, quick):
         X = np.random.default_rng(0).normal(size=(400, 4))
         y = np.where(np.arange(400) < 60, X[:, 0], np.nan)
         y[3] = 1e9
@@ -729,26 +682,21 @@ class TestClassifier:
         assert set(stack.scaling.scale.tolist()) == {16.0}
         stack.save(tmp_path / "model.safetensors")
         read = load(tmp_path / "model.safetensors")
-        np.testing.assert_array_equal(read.encode(PIXELS), stack.encode(PIXELS))
-        decoded = stack.decode(stack.encode(PIXELS))
-        assert 1 < decoded.max() <= 16
-        np.testing.assert_array_equal(read.predict(PIXELS), fitted.predict(PIXELS))
+        assert_array_equal(read.encode(PIXELS), stack.encode(PIXELS))
+        assert 1 < stack.decode(stack.encode(PIXELS)).max() <= 16
+        assert_array_equal(read.predict(PIXELS), fitted.predict(PIXELS))
 
     def test_pixels_train_as_what_the_user_scales(self):
         own = DBNClassifier(**SMALL, epochs=2, finetune_epochs=20)
         ours, by_hand = (clone(own).fit(X, some(KINDS)) for X in (PIXELS, PIXELS / 16))
-        np.testing.assert_allclose(
-            ours.predict_proba(PIXELS), by_hand.predict_proba(PIXELS / 16), atol=1e-5
-        )
+        assert_allclose(ours.predict_proba(PIXELS), by_hand.predict_proba(PIXELS / 16), atol=1e-5)
 
     @pytest.mark.parametrize("form", [sparse.csr_matrix, lambda X: X.astype(np.float32)])
     @pytest.mark.parametrize("X", [BITS, PIXELS], ids=["bits", "pixels"])
     def test_other_forms_of_the_rows_train_the_same(self, form, X):
         X, y = X[:60], some(KINDS[:60])
         dense, other = (DBNClassifier(**SMALL, epochs=2).fit(rows, y) for rows in (X, form(X)))
-        np.testing.assert_allclose(
-            dense.predict_proba(X), other.predict_proba(form(X)), rtol=1e-3, atol=1e-4
-        )
+        assert_allclose(dense.predict_proba(X), other.predict_proba(form(X)), rtol=1e-3, atol=1e-4)
 
     def test_units_that_are_given_stay(self):
         own = DBNClassifier(**SMALL, epochs=1, finetune_epochs=1, visible_units="gaussian")
@@ -786,5 +734,5 @@ class TestClassifier:
 
 
 def test_settings_have_a_value_a_layer():
-    assert settings_for_bits(2)["weight_decay"] == [0.01, 0.0002]
-    assert {len(values) for values in settings_for_bits(3).values()} == {3}
+    assert fit_choices.settings_for_bits(2)["weight_decay"] == [0.01, 0.0002]
+    assert {len(values) for values in fit_choices.settings_for_bits(3).values()} == {3}

@@ -10,19 +10,11 @@ from sklearn.base import clone
 
 from syncpretrain.sklearn import DBNClassifier, DBNRegressor, committee, fit_choices
 from syncpretrain.sklearn.base import training_rows
-from syncpretrain.sklearn.fit_choices import (
-    OF_MANY_LABELS,
-    are_measurements,
-    of_many_numbers,
-)
+from syncpretrain.sklearn.fit_choices import OF_MANY_LABELS, are_measurements, of_many_numbers
 from syncpretrain.sklearn.predictors import StackPredictor
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 3))
-RINGS = (np.square(X).sum(axis=1) > 2.4).astype(int)
-HALVES = (X[:, 0] > 0).astype(int)
-SMALL = {"hidden": (32, 8), "epochs": 2, "workers": 1, "random_state": 0}
-BENT, PLAIN = ("gaussian", "relu", "bernoulli"), ("gaussian", "bernoulli", "bernoulli")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +36,6 @@ def test_measurements(table, units, expected):
 
 
 class TestManyLabels:
-    """Of many labels of measurements all hidden units are rectified, without a trial."""
-
     X = np.random.default_rng(5).normal(size=(120, 4))
     Y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
 

@@ -41,8 +41,7 @@ def test_minus_one_that_may_be_a_class_is_doubted(kind):
 def test_many_rows_without_a_label_are_no_doubt(none):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "y: ", PoorResultWarning)
-        model = fitted(y=np.where(np.arange(30) < 20, none, np.arange(30) % 3))
-        assert model.n_unlabelled_ == 20
+        assert fitted(y=np.where(np.arange(30) < 20, none, np.arange(30) % 3)).n_unlabelled_ == 20
         assert fitted(y=np.r_[none, np.arange(29) % 3]).n_unlabelled_ == 1
         y = np.where(np.arange(30) < 20, np.nan, ROWS[:, 0])
         assert DBNRegressor(**SMALL).fit(ROWS, y).n_unlabelled_ == 20
@@ -132,8 +131,7 @@ def test_data_are_refused(given, message):
 
 
 def frame_with(**columns):
-    frame = pytest.importorskip("pandas").DataFrame(ROWS, columns=list("abc"))
-    return frame.assign(**columns)
+    return pytest.importorskip("pandas").DataFrame(ROWS, columns=list("abc")).assign(**columns)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +160,7 @@ def test_dates_alone_and_two_columns_of_one_name_are_refused():
 
 
 def test_a_value_that_is_missing_at_a_prediction_may_be_a_whole_column():
-    model = fitted(frame_with())
-    assert model.predict(frame_with(a=np.nan)).shape == (30,)
+    assert fitted(frame_with()).predict(frame_with(a=np.nan)).shape == (30,)
 
 
 def test_nan_in_a_sparse_matrix_is_refused_with_its_place():

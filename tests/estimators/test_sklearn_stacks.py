@@ -4,14 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from commandline import exit_status
-from estimatorkinds import (
-    DBNClassifier,
-    DBNRegressor,
-    StackAnomalyDetector,
-    StackedAutoencoder,
-    StackedRBM,
-)
+from estimatorkinds import ESTIMATORS, DBNClassifier, DBNRegressor, StackedRBM
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_blobs
 
 from syncpretrain import finetune, load, pretrain
@@ -22,8 +16,8 @@ from syncpretrain.sklearn import base
 
 SMALL = {"hidden": (8,), "epochs": 2, "batch_size": 10, "workers": 1, "random_state": 0}
 TUNED = {**SMALL, "finetune_epochs": 40, "settings": {"finetune_learning_rate": 0.02}}
-STILL = {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}
-STILL = {"finetune_epochs": 1, "settings": STILL}
+STILL = {"settings": {"finetune_learning_rate": 1e-9, "finetune_weight_decay": 0.0}}
+STILL |= {"finetune_epochs": 1}
 BLOBS, PLACES = make_blobs(90, 4, centers=3, cluster_std=0.5, random_state=1)
 NAMES = np.array(["oak", "ash", "elm"])
 CLASSES = {
@@ -55,9 +49,7 @@ class TestPredictions:
         fitted = DBNRegressor(**TUNED).fit(BLOBS, y)
         stack = saved(fitted.stack_, tmp_path)
         assert stack.predict(BLOBS).shape == y.shape
-        np.testing.assert_allclose(
-            stack.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-6, atol=1e-5
-        )
+        assert_allclose(stack.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-6, atol=1e-5)
 
 
 class TestWarmStart:
@@ -65,9 +57,7 @@ class TestWarmStart:
     def test_the_head_goes_on(self, y):
         fitted = DBNClassifier(**TUNED).fit(BLOBS, y)
         again = DBNClassifier(pretrained=fitted, **STILL).fit(BLOBS, y)
-        np.testing.assert_allclose(
-            again.predict_proba(BLOBS), fitted.predict_proba(BLOBS), atol=1e-4
-        )
+        assert_allclose(again.predict_proba(BLOBS), fitted.predict_proba(BLOBS), atol=1e-4)
 
     def test_of_some_classes_in_another_order(self):
         fitted = DBNClassifier(**TUNED).fit(BLOBS, CLASSES["texts"])
@@ -86,7 +76,7 @@ class TestWarmStart:
     def test_of_numbers(self):
         fitted = DBNRegressor(**TUNED).fit(BLOBS, FAR)
         again = DBNRegressor(pretrained=fitted, **STILL).fit(BLOBS[:50], FAR[:50])
-        np.testing.assert_allclose(again.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-5)
+        assert_allclose(again.predict(BLOBS), fitted.predict(BLOBS), rtol=1e-5)
         classes = DBNClassifier(**TUNED, pretrained=fitted).fit(BLOBS, PLACES)
         assert classes.score(BLOBS, PLACES) > 0.9
 
@@ -95,9 +85,7 @@ class TestWarmStart:
             DBNClassifier(pretrained=DBNClassifier()).fit(BLOBS, PLACES)
 
 
-@pytest.mark.parametrize(
-    "estimator", [DBNClassifier, DBNRegressor, StackedAutoencoder, StackAnomalyDetector]
-)
+@pytest.mark.parametrize("estimator", [own for own in ESTIMATORS if own is not StackedRBM])
 @pytest.mark.parametrize(
     ("own", "match"),
     [
@@ -137,29 +125,28 @@ class TestBytes:
     def test_are_numbers_to_the_stack_too(self, X, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(X, LABELS)
         expected = fitted.predict_proba(X.astype(float))
-        np.testing.assert_array_equal(fitted.predict_proba(X), expected)
+        assert_array_equal(fitted.predict_proba(X), expected)
         for rows in (X, X.astype(float), mapped(X, tmp_path)):
-            own = saved(fitted.stack_, tmp_path).predict_proba(rows)
-            np.testing.assert_allclose(own, expected, atol=1e-6)
+            assert_allclose(saved(fitted.stack_, tmp_path).predict_proba(rows), expected, atol=1e-6)
 
     @pytest.mark.parametrize("method", ["fit", "partial_fit"])
     def test_of_standardized_columns(self, method):
         X = BYTES[:, :10]
         fitted = getattr(StackedRBM(**CODED), method)(X)
-        np.testing.assert_allclose(fitted.stack_.encode(X), fitted.transform(X), atol=1e-6)
+        assert_allclose(fitted.stack_.encode(X), fitted.transform(X), atol=1e-6)
 
     def test_fine_tuning_goes_on(self, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
         check_tuned(fitted.stack_, BYTES, tmp_path)
 
-    def test_on_the_command_line(self, tmp_path):
+    def test_on_the_command_line(self, call, tmp_path):
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(BYTES, LABELS)
         fitted.stack_.save(tmp_path / "model.safetensors")
         np.save(tmp_path / "rows.npy", BYTES)
-        names = (tmp_path / name for name in ("model.safetensors", "rows.npy", "codes.npy"))
-        model, rows, codes = map(str, names)
-        assert exit_status("encode", model, "--data", rows, "--out", codes) == 0
-        np.testing.assert_array_equal(np.load(codes), fitted.stack_.encode(BYTES.astype(float)))
+        given = ("--data", tmp_path / "rows.npy", "--out", tmp_path / "codes.npy")
+        call("encode", tmp_path / "model.safetensors", *given)
+        found = np.load(tmp_path / "codes.npy")
+        assert_array_equal(found, fitted.stack_.encode(BYTES.astype(float)))
 
 
 def test_bytes_of_0_and_1_in_a_mapped_file_are_fine_tuned_as_in_memory(tmp_path):
@@ -175,46 +162,42 @@ def scaled():
 
 
 class TestSharedRange:
-    def test_images_are_drawn_as_shares_of_it(self, scaled, tmp_path):
+    def test_images_are_drawn_as_shares_of_it(self, call, scaled, tmp_path):
         image = pytest.importorskip("PIL.Image", reason="a PNG needs Pillow")
         plain = replace(scaled, scaling=None)
         drawn = []
         for name, stack, rows in (("a", scaled, 16 * IMAGES - 3), ("b", plain, IMAGES)):
             stack.save(tmp_path / f"{name}.safetensors")
             np.save(tmp_path / f"{name}.npy", rows)
-            model, data = (str(tmp_path / f"{name}.{suffix}") for suffix in ("safetensors", "npy"))
-            for command in (["reconstruct", "--data", data], ["sample", "--steps", "2"]):
-                out = str(tmp_path / "out.png")
-                words = [command[0], model, *command[1:], "--out", out]
-                assert exit_status(*words) == 0
-                drawn.append(np.asarray(image.open(out)).astype(int))
+            model, out = tmp_path / f"{name}.safetensors", tmp_path / "out.png"
+            call("reconstruct", model, "--data", tmp_path / f"{name}.npy", "--out", out)
+            drawn.append(np.asarray(image.open(out)).astype(int))
+            call("sample", model, "--steps", 2, "--out", out)
+            drawn.append(np.asarray(image.open(out)).astype(int))
         for ours, expected in zip(drawn[:2], drawn[2:], strict=True):
             assert np.abs(ours - expected).max() <= 1
             assert len(np.unique(ours)) > 5
 
     def test_scores_and_codes_are_those_of_the_shares(self, scaled):
         plain, X = replace(scaled, scaling=None), 16 * IMAGES - 3
-        np.testing.assert_allclose(scaled.encode(X), plain.encode(IMAGES), atol=1e-6)
+        assert_allclose(scaled.encode(X), plain.encode(IMAGES), atol=1e-6)
         for by in ("reconstruction", "free-energy"):
             found, expected = scores(scaled, X, by=by), scores(plain, IMAGES, by=by)
-            np.testing.assert_allclose(found, expected, rtol=1e-4)
+            assert_allclose(found, expected, rtol=1e-4)
         holes = np.where(BYTES[:100, :1] > 8, np.nan, X[:100])
         filled = plain.impute((holes + 3) / 16, steps=2, samples=2)
-        np.testing.assert_allclose(
-            scaled.impute(holes, steps=2, samples=2), 16 * filled - 3, atol=1e-4
-        )
+        assert_allclose(scaled.impute(holes, steps=2, samples=2), 16 * filled - 3, atol=1e-4)
 
     def test_a_perceptron_cannot_take_it_back(self, scaled):
         with pytest.raises(SettingsError, match="cannot take probabilities back to the range"):
             scaled.to_sklearn(part="decoder")
         codes = scaled.to_sklearn().predict(16 * IMAGES - 3)
-        np.testing.assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
+        assert_allclose(codes, scaled.encode(16 * IMAGES - 3), atol=1e-5)
 
 
-def test_scores_on_the_command_line_need_the_training_examples(scaled, tmp_path, capsys):
+def test_scores_on_the_command_line_need_the_training_examples(scaled, tmp_path, call):
     scaled.save(tmp_path / "model.safetensors")
     np.save(tmp_path / "rows.npy", IMAGES)
-    names = (str(tmp_path / name) for name in ("model.safetensors", "rows.npy", "out.npy"))
-    model, rows, out = names
-    assert exit_status("score", model, "--data", rows, "--out", out) == 2
-    assert "names no training examples" in capsys.readouterr().err
+    given = ("--data", tmp_path / "rows.npy", "--out", tmp_path / "out.npy")
+    _, err = call("score", tmp_path / "model.safetensors", *given, status=2)
+    assert "names no training examples" in err

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -67,9 +65,8 @@ def test_a_partition_function_makes_likelihoods_of_energies(stack, examples):
 
 def test_a_fine_tuned_layer_has_only_what_needs_no_rbm(stack, examples):
     lower, upper = stack.layers
-    rows = diagnose_layers(
-        Stack((replace(lower, model="autoencoder"), upper)), examples, examples, partition=True
-    )
+    tuned = Stack((replace(lower, model="autoencoder"), upper))
+    rows = diagnose_layers(tuned, examples, examples, partition=True)
     assert all(rows[0][name] is None for name in RBM_FIGURES)
     assert (rows[0]["dead_units"], rows[0]["saturated_units"]) == (1, 1)
     assert all(rows[1][name] is not None for name in RBM_FIGURES), "the other one is an RBM"
@@ -91,9 +88,7 @@ IDLE = {"dead_units", "saturated_units"}
         ("gaussian", "relu", NOT_BINARY | {"saturated_units"}),
     ],
 )
-def test_a_figure_without_a_meaning_for_the_units_is_none(
-    stack, examples, visible, hidden, missing
-):
+def test_a_figure_without_a_meaning_for_units_is_none(stack, examples, visible, hidden, missing):
     layer = replace(stack.layers[0], visible_units=visible, hidden_units=hidden)
     row = diagnose_layers(Stack((layer,)), examples[:25], examples[25:], partition=True)[0]
     assert {name for name, value in row.items() if value is None} == missing
@@ -102,8 +97,7 @@ def test_a_figure_without_a_meaning_for_the_units_is_none(
 
 def test_rectified_units_that_are_off_are_dead(stack, examples):
     layer = replace(stack.layers[0], hidden_units="relu")
-    row = diagnose_layers(Stack((layer,)), examples, NONE)[0]
-    assert row["dead_units"] == 1
+    assert diagnose_layers(Stack((layer,)), examples, NONE)[0]["dead_units"] == 1
 
 
 def test_gaussian_visible_units_are_looked_at_standardized(stack, examples):
@@ -138,6 +132,5 @@ class TestErrors:
         np.testing.assert_array_equal(X, copy)
 
     def test_without_examples_there_is_none(self, tied):
-        stack, nothing = normal_stack((6, 5, 3), tied=tied), NONE
-        assert layer_errors(stack, nothing) == ()
-        assert stack_error(stack, nothing) is None
+        stack = normal_stack((6, 5, 3), tied=tied)
+        assert (layer_errors(stack, NONE), stack_error(stack, NONE)) == ((), None)

@@ -1,7 +1,5 @@
 """Free energy, pseudo-likelihood, log Z and perplexity against enumerations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product
@@ -13,16 +11,8 @@ from unitkinds import INPUT_UNITS, LOG_SUMS, RBM_UNITS
 
 from syncpretrain import Stack
 from syncpretrain.errors import DataError
-from syncpretrain.models.likelihood import (
-    POPULATIONS,
-    Words,
-    annealed_over_lengths,
-    enumerated_over_lengths,
-    free_energy,
-    log_z,
-    log_z_ais,
-    pseudo_likelihood,
-)
+from syncpretrain.models import likelihood
+from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais, pseudo_likelihood
 from syncpretrain.models.perplexity import perplexity
 from syncpretrain.models.stack import DenseLayer
 from syncpretrain.rng import Purpose, generator
@@ -64,8 +54,7 @@ def test_annealing_agrees_with_enumeration_within_its_error_bar():
 
 
 def test_annealing_is_exact_where_there_is_nothing_to_anneal():
-    layer = make_layer(30, 25, scale=0)
-    assert log_z(layer).value == pytest.approx(55 * math.log(2))
+    assert log_z(make_layer(30, 25, scale=0)).value == pytest.approx(55 * math.log(2))
 
 
 def test_annealing_is_a_function_of_its_seed():
@@ -78,26 +67,22 @@ def test_annealing_is_a_function_of_its_seed():
     "wrong", [{"chains": 0}, {"chains": -1}, {"steps": 0}, {"steps": 2.5}, {"words": math.nan}]
 )
 def test_numbers_that_anneal_nothing_are_refused(wrong):
-    layer = replace(
-        make_layer(), visible_units=f"counts:{VISIBLE}" if "words" in wrong else "bernoulli"
-    )
+    units = f"counts:{VISIBLE}" if "words" in wrong else "bernoulli"
     with pytest.raises(DataError, match=f"{next(iter(wrong))}: got"):
-        log_z_ais(layer, **wrong)
+        log_z_ais(replace(make_layer(), visible_units=units), **wrong)
 
 
 def test_one_chain_has_no_error_bar():
     found = log_z_ais(make_layer(), chains=1, steps=50)
-    assert found.low == -math.inf
-    assert found.high == math.inf
+    assert (found.low, found.high) == (-math.inf, math.inf)
 
 
 def expected_term(layer: DenseLayer, p: np.ndarray) -> float:
     """V E[log p(v_i | the others)] of independent units on with probabilities p, by enumeration."""
-    energies = dict(
-        zip(map(tuple, states(VISIBLE)), free_energy(layer, states(VISIBLE)), strict=True)
-    )
+    every = [tuple(v) for v in states(VISIBLE)]
+    energies = dict(zip(every, free_energy(layer, states(VISIBLE)), strict=True))
     total = 0.0
-    for v in map(tuple, states(VISIBLE)):
+    for v in every:
         chance = np.prod(np.where(v, p, 1 - p))
         for i in range(VISIBLE):
             other = (*v[:i], 1 - v[i], *v[i + 1 :])
@@ -145,10 +130,9 @@ def test_free_energy_of_every_kind_of_units(visible, hidden, scale):
         v = np.float64(np.float32(np.random.default_rng(0).normal(size=(100, VISIBLE))))
     alone = ((v - a) ** 2).sum(axis=1) / 2 if visible == "gaussian" else -v @ a
     units = [log_sum(v @ W[:, j] + b[j], b[j]) for j in range(HIDDEN)]
+    expected = alone - np.sum(units, axis=0)
     have = free_energy(layer, v.astype(np.float32))
-    np.testing.assert_allclose(
-        have, alone - np.sum(units, axis=0), atol=tolerance * HIDDEN, rtol=1e-9
-    )
+    np.testing.assert_allclose(have, expected, atol=tolerance * HIDDEN, rtol=1e-9)
 
 
 def test_a_rectified_unit_alone_is_its_stepped_copies_everywhere():
@@ -193,19 +177,17 @@ def test_an_autoencoder_has_no_energy(measure):
         measure(replace(make_layer(), model="autoencoder"))
 
 
-# Documents of some length
-
 LENGTHS = np.array([1.0, 2, 3, 7, 40])
 rng = np.random.default_rng
 
 
-def words_of(hidden: int, vocabulary: int = 4, seed: int = 0) -> Words:
+def words_of(hidden: int, vocabulary: int = 4, seed: int = 0) -> likelihood.Words:
     draws = rng(seed)
     sizes = (vocabulary, hidden), vocabulary, hidden
-    return Words(*(draws.normal(0, 0.7, size) for size in sizes))
+    return likelihood.Words(*(draws.normal(0, 0.7, size) for size in sizes))
 
 
-def stack_of(words: Words, units: str = "counts") -> Stack:
+def stack_of(words: likelihood.Words, units: str = "counts") -> Stack:
     W, a, b = (array.astype("f4") for array in words)
     text = f"{units}:{len(a)}"
     return Stack((DenseLayer(W, b, a, visible_units=text, hidden_units="bernoulli", model="rbm"),))
@@ -219,21 +201,20 @@ def documents(vocabulary: int, n: int = 30) -> np.ndarray:
 
 def test_z_sums_over_all_documents_of_a_length():
     words = words_of(3)
-    found = enumerated_over_lengths(words, LENGTHS[:3])
+    found = likelihood.enumerated_over_lengths(words, LENGTHS[:3])
     layer = stack_of(words).layers[0]
     for length, have in zip((1, 2, 3), found, strict=True):
         orders = np.eye(4)[list(product(range(4), repeat=length))].sum(axis=1)
-        expected = np.logaddexp.reduce(-free_energy(layer, orders))
-        assert have == pytest.approx(expected, rel=1e-6)
+        assert have == pytest.approx(np.logaddexp.reduce(-free_energy(layer, orders)), rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [12, 40])
 def test_annealing_is_unbiased_at_every_length(steps):
     words = words_of(6)
-    exact = enumerated_over_lengths(words, LENGTHS)
-    found = annealed_over_lengths(words, LENGTHS, chains=40, steps=steps, draws=rng(1))
+    exact = likelihood.enumerated_over_lengths(words, LENGTHS)
+    found = likelihood.annealed_over_lengths(words, LENGTHS, chains=40, steps=steps, draws=rng(1))
     ratio = np.exp(found - exact)
-    error = ratio.std(axis=0, ddof=1) / np.sqrt(POPULATIONS)
+    error = ratio.std(axis=0, ddof=1) / np.sqrt(likelihood.POPULATIONS)
     assert (np.abs(ratio.mean(axis=0) - 1) < 4 * error).all()
     assert error.max() < (0.1 if steps == 40 else 0.3)
 
@@ -244,7 +225,7 @@ def test_it_is_exact_with_few_hidden_units():
     rows = X[1:].astype("f8")
     lengths = rows.sum(axis=1)
     stack = stack_of(words)
-    log_p = -free_energy(stack.layers[0], rows) - enumerated_over_lengths(words, lengths)
+    log_p = -free_energy(stack.layers[0], rows) - likelihood.enumerated_over_lengths(words, lengths)
     assert found.value == pytest.approx(np.exp(-(log_p / lengths).mean()), rel=1e-5)
     assert found.of_all_words == pytest.approx(np.exp(-log_p.sum() / lengths.sum()), rel=1e-5)
     assert found.low == found.value == found.high

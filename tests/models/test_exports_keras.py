@@ -19,6 +19,7 @@ if not BACKENDS:
 os.environ.setdefault("KERAS_BACKEND", BACKENDS[0])
 keras = pytest.importorskip("keras", reason="exports are opened by Keras")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Keras itself
+X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
 
 
 def output(model, rows):
@@ -47,7 +48,6 @@ class TestFromKeras:
     def test_codes_are_the_networks(self):
         layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(4), keras.layers.ReLU()]
         model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(2)])
-        X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
         stack = Stack.from_keras(model)
         assert stack.units == ("gaussian", "tanh", "relu", "gaussian")
         close(stack.encode(X), output(model, X))
@@ -55,9 +55,7 @@ class TestFromKeras:
     def test_a_classifier_with_a_softmax(self):
         layers = [keras.layers.Dense(5, "sigmoid"), keras.layers.Dense(3, "softmax")]
         model = keras.Sequential([keras.Input((6,)), *layers])
-        X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
-        stack = Stack.from_keras(model, classes=[2, 1, 0])
-        close(stack.predict_proba(X), output(model, X))
+        close(Stack.from_keras(model, classes=[2, 1, 0]).predict_proba(X), output(model, X))
 
     def test_what_is_no_stack(self):
         gelu = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "gelu")])

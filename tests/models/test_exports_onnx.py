@@ -19,7 +19,6 @@ def session(model):
 
 
 def feed(opened, name, part):
-    """Return what goes in, by the names of the inputs."""
     if name == "table" and part != "decoder":
         age, colour, code, size = cases.columns_of(name)
         numbers = [np.array(column, dtype=np.float32)[:, None] for column in (age, code)]

@@ -39,8 +39,7 @@ def test_the_outputs_are_those_of_the_stack_or_it_is_refused(name):
             if part != "classifier":
                 cases.close(model.predict(X), wanted)
                 continue
-            order = np.argsort(stack.head.classes)
-            cases.close(model.predict_proba(X), wanted[:, order])
+            cases.close(model.predict_proba(X), wanted[:, np.argsort(stack.head.classes)])
             labels = stack.predict(cases.rows_of(name, missing=False))
             assert model.predict(X).tolist() == labels.tolist()
 

@@ -12,6 +12,7 @@ from syncpretrain.errors import DataError
 
 torch = pytest.importorskip("torch", reason="exports are opened by PyTorch")
 nn = torch.nn
+X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
 
 
 def output(module, rows):
@@ -43,16 +44,17 @@ def plain(*widths, function=nn.Sigmoid):
     return nn.Sequential(*(m for v, h in pairs for m in (nn.Linear(v, h), function())))
 
 
+CLASSIFIER = nn.Sequential(plain(4, 3), nn.Linear(3, 2))
+
+
 class TestFromTorch:
     def test_codes_are_the_networks(self):
-        X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
         for function in (nn.Sigmoid, nn.ReLU, nn.Tanh, nn.Identity):
             net = nn.Sequential(nn.Flatten(), plain(6, 5, 3, function=function), nn.Dropout())
             close(Stack.from_torch(net).encode(X), output(net.eval(), X))
 
     def test_a_decoder_of_its_own(self):
         encoder, decoder = plain(6, 5, 3), plain(3, 5, 6)
-        X = np.random.default_rng(0).random((5, 6), dtype=np.float32)
         stack = Stack.from_torch(encoder, decoder, visible_units="bernoulli")
         close(stack.reconstruct(X), output(decoder, output(encoder, X)))
         close(output(stack.to_torch("autoencoder"), X), stack.reconstruct(X))
@@ -66,8 +68,7 @@ class TestFromTorch:
         assert (tuned.predict(bits) == y).mean() > 0.9
 
     def test_a_regression(self):
-        net = nn.Sequential(plain(4, 3), nn.Linear(3, 1, bias=False))
-        X = np.random.default_rng(0).random((5, 4), dtype=np.float32)
+        net = nn.Sequential(plain(6, 3), nn.Linear(3, 1, bias=False))
         close(Stack.from_torch(net, regression=True).predict(X), output(net, X)[:, 0])
 
     @pytest.mark.parametrize(
@@ -78,11 +79,7 @@ class TestFromTorch:
             (nn.Sequential(nn.Sigmoid(), nn.Linear(3, 2)), {}, "network: got Sigmoid at place 0"),
             (nn.Sequential(), {}, "network: got no dense layer"),
             (plain(3, 2), {"classes": [0, 1]}, "network: got sigmoid behind the last layer"),
-            (
-                nn.Sequential(plain(4, 3), nn.Linear(3, 2)),
-                {"classes": [1, 1]},
-                "classes: got 2 for",
-            ),
+            (CLASSIFIER, {"classes": [1, 1]}, "classes: got 2 for"),
             (nn.Linear(3, 2), {"regression": True}, "network: got 1 dense layers, expected one"),
             (nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), {}, "classes: got none for a softmax"),
             (plain(4, 3), {"decoder": plain(3, 2, 4)}, "decoder: got 2 dense layers, expected 1"),

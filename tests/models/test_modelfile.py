@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -7,22 +5,13 @@ import struct
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
+import modelfiles
 import numpy as np
 import pytest
 import safetensors.numpy
-from modelfiles import (
-    INFO,
-    arrays,
-    assert_equal,
-    loaded_though_damaged,
-    make_stack,
-    meaning_of,
-    refused,
-    write_crafted,
-    write_file,
-    zeros,
-)
+from modelfiles import arrays, assert_equal, make_stack, meaning_of, refused, write_file, zeros
 
 from syncpretrain import Stack, load
 from syncpretrain.data.scaling import Scaling
@@ -41,18 +30,17 @@ def full_stack(kind: str = "classification") -> Stack:
     outputs, classes = (3, (7, -2, 10**12)) if kind == "classification" else (1, ())
     arrays = (rng.normal(size=size).astype(np.float32) for size in ((2, outputs), outputs))
     head = Head(*arrays, kind, classes)
-    scaling = Scaling(
-        rng.normal(size=4).astype(np.float32), rng.random(4).astype(np.float32) + 1e-3
-    )
-    return Stack(layers, INFO, scaling, head)
+    scaling = Scaling(rng.normal(size=4).astype("f4"), rng.random(4).astype("f4") + 1e-3)
+    return Stack(layers, modelfiles.INFO, scaling, head)
 
 
 NARROW = {"input__shift": zeros(1), "input__scale": zeros(1) + 1}
+WIDER = {"layers__2__weight": zeros(5, 2), "layers__2__visible_bias": zeros(5)}
 MIXED = Stack((make_stack().layers[0], make_stack(tied=False).layers[1]))
 STACKS = [make_stack(tied=tied, transposed=t) for tied in (True, False) for t in (True, False)]
 
 
-@pytest.mark.parametrize("stack", [*STACKS, MIXED])
+@pytest.mark.parametrize("stack", [*STACKS, MIXED, full_stack(), full_stack("regression")])
 def test_a_stack_comes_back_bit_for_bit(tmp_path, stack):
     stack.save(str(tmp_path / MODEL_NAME))
     found = load(str(tmp_path))
@@ -60,24 +48,10 @@ def test_a_stack_comes_back_bit_for_bit(tmp_path, stack):
     assert found.parameters_sha256 == stack.parameters_sha256
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
-def test_units_models_scaling_and_head_come_back_bit_for_bit(tmp_path, kind):
-    stack = full_stack(kind)
-    stack.save(tmp_path / "a")
-    found = load(tmp_path / "a")
-    assert_equal(found, stack)
-    assert found.parameters_sha256 == stack.parameters_sha256
-    X = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
-    np.testing.assert_array_equal(found.predict(X), stack.predict(X))
-    np.testing.assert_array_equal(found.reconstruct(X), stack.reconstruct(X))
-
-
-@pytest.mark.parametrize("units", list(product(UNITS, UNITS)))
+@pytest.mark.parametrize(("below", "above"), product(UNITS, UNITS))
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
-def test_every_kind_of_layer_comes_back(tmp_path, units, model):
-    layer = replace(
-        make_stack().layers[0], visible_units=units[0], hidden_units=units[1], model=model
-    )
+def test_every_kind_of_layer_comes_back(tmp_path, below, above, model):
+    layer = replace(make_stack().layers[0], visible_units=below, hidden_units=above, model=model)
     Stack((layer,)).save(tmp_path / "a")
     assert_equal(load(tmp_path / "a"), Stack((layer,)))
 
@@ -103,14 +77,15 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_a_damaged_file_is_refused_or_means_the_same(tmp_path):
-    assert loaded_though_damaged(full_stack(), tmp_path / "a", times=3_000) < 30
+    assert modelfiles.loaded_though_damaged(full_stack(), tmp_path / "a", times=3_000) < 30
 
 
 def test_a_header_that_claims_too_much_is_refused_without_the_memory(tmp_path):
     for shape in ([10**6, 10**6], [2**40], [2**62, 4]):
         size = 4 * int(np.prod([float(n) for n in shape]))
         tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}
-        refused(write_crafted(tmp_path / "a", {"layers.1.weight": tensor}), "cannot be read")
+        file = modelfiles.write_crafted(tmp_path / "a", {"layers.1.weight": tensor})
+        refused(file, "cannot be read")
     (tmp_path / "a").write_bytes(struct.pack("<Q", 10**12) + b"{}")
     refused(tmp_path / "a", "cannot be read")
 
@@ -120,9 +95,8 @@ def test_a_header_that_claims_too_much_is_refused_without_the_memory(tmp_path):
 )
 def test_other_types_of_numbers_are_refused(tmp_path, dtype, size):
     tensor = {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 4 * size]}
-    metadata = {"format": "syncpretrain 2"}
-    header = {"layers.1.weight": tensor, "__metadata__": metadata}
-    refused(write_crafted(tmp_path / "a", header, b"\0" * 4 * size))
+    header = {"layers.1.weight": tensor, "__metadata__": {"format": "syncpretrain 2"}}
+    refused(modelfiles.write_crafted(tmp_path / "a", header, b"\0" * 4 * size))
 
 
 @pytest.mark.parametrize(
@@ -138,10 +112,7 @@ def test_other_types_of_numbers_are_refused(tmp_path, dtype, size):
         ({"layers__2__visible_bias": zeros(2)}, "arrays of layer 2 do not fit each other"),
         ({"layers__2__weight": zeros(6)}, "arrays of layer 2 do not fit each other"),
         ({"layers__1__decoder_weight": zeros(4, 3)}, "arrays of layer 1 do not fit each other"),
-        (
-            {"layers__2__weight": zeros(5, 2), "layers__2__visible_bias": zeros(5)},
-            "layers 1 and 2 do not fit each other",
-        ),
+        (WIDER, "layers 1 and 2 do not fit each other"),
         ({"layers__1__hidden_bias": np.float32([0, np.nan, 0])}, "layer 1 holds NaN or infinite"),
         ({"layers__2__hidden_bias": np.float32([0, np.inf])}, "layer 2 holds NaN or infinite"),
         ({"layers__1__hidden_bias": np.float32([0, 0, 1])}, "do not match their checksum"),
@@ -189,7 +160,7 @@ def test_damaged_ends_are_refused(tmp_path, changed, message):
 
 def test_the_helpers_of_these_tests_write_what_is_read(tmp_path):
     for stack in (make_stack(), full_stack(), full_stack("regression")):
-        write_file(tmp_path / "a", arrays(stack), stack, info=json.dumps(INFO))
+        write_file(tmp_path / "a", arrays(stack), stack, info=json.dumps(modelfiles.INFO))
         assert_equal(load(tmp_path / "a"), stack)
 
 
@@ -243,12 +214,6 @@ def test_a_damaged_head_is_refused(tmp_path, head):
     meaning = json.dumps(meaning_of(stack) | {"head": head})
     write_file(tmp_path / "a", arrays(stack), stack, meaning=meaning)
     refused(tmp_path / "a", "head")
-
-
-def test_a_head_without_its_arrays_is_refused(tmp_path):
-    meaning = json.dumps(meaning_of(make_stack()) | {"head": meaning_of(full_stack())["head"]})
-    write_file(tmp_path / "a", arrays(), make_stack(), meaning=meaning)
-    refused(tmp_path / "a", "lacks a part of its head")
 
 
 @pytest.mark.parametrize("name", ["info", "meaning"])
@@ -318,12 +283,8 @@ def test_a_pipe_is_no_model(tmp_path):
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, owner, failing, error):
     old, new = make_stack(), make_stack(tied=False)
     old.save(tmp_path / "a")
-
-    def fail(*args, **named) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(owner, failing, fail)
+        patch.setattr(owner, failing, Mock(side_effect=error))
         with pytest.raises(type(error)):
             new.save(tmp_path / "a")
         if failing != "replace":  # which a new file can do without

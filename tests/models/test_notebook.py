@@ -24,8 +24,7 @@ def test_a_stack_has_its_errors(bits):
 
 def test_a_head_has_an_empty_cell(bits):
     stack = pretrain(bits, layers=[16, 4], epochs=1)
-    html = finetune(stack, bits, np.arange(200) % 2, epochs=1)._repr_html_()
-    rows = html.split("<tr>")[1:]
+    rows = finetune(stack, bits, np.arange(200) % 2, epochs=1)._repr_html_().split("<tr>")[1:]
     assert len(rows) == 2
     assert len({row.count("<td>") for row in rows}) == 1
 

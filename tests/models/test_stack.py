@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +6,7 @@ import pytest
 from binaryunits import means
 from randomstacks import normal_stack
 
-from syncpretrain import Stack, finetune, pretrain
+from syncpretrain import Stack
 from syncpretrain.errors import DataError
 from syncpretrain.models.stack import DenseLayer, Head
 
@@ -71,17 +69,6 @@ def test_decode_and_reconstruct_equal_plain_numpy(X, tied):
     np.testing.assert_allclose(stack.reconstruct(X), decoded(stack, codes), atol=1e-6)
     outside = np.float64([[-3, 0, 7]])
     np.testing.assert_allclose(stack.decode(outside), decoded(stack, outside), atol=1e-6)
-
-
-def test_more_rows_than_go_at_once():
-    stack, X = make_stack(), np.random.default_rng(2).random((4321, 6)).astype(np.float32)
-    np.testing.assert_allclose(stack.encode(X), encoded(stack, X, 3), atol=1e-6)
-
-
-def test_bytes_are_scaled_as_in_training():
-    pixels = np.random.default_rng(3).integers(0, 256, (5, 6), dtype=np.uint8)
-    expected = make_stack().encode(pixels / 255)
-    np.testing.assert_allclose(make_stack().encode(pixels), expected, atol=1e-6)
 
 
 def test_the_layout_and_type_of_the_input_do_not_matter(X):
@@ -188,28 +175,8 @@ class TestHead:
         with pytest.raises(DataError, match=r"is no classifier.*fine-tune it"):
             make_stack().predict_proba(X)
 
-    def test_examples_that_do_not_fit_are_refused(self, X):
-        with pytest.raises(DataError, match=r"X: got shape \(9, 5\)"):
-            self.stack("regression").predict(X[:, 1:])
-
     def test_the_checksum_covers_the_head(self):
         stack = self.stack("regression")
         head = replace(stack.head, bias=stack.head.bias + 1)
         sums = {s.parameters_sha256 for s in (stack, replace(stack, head=head), make_stack())}
         assert len(sums) == 3
-
-
-class TestRepr:
-    def test_a_line_a_layer_and_no_weight(self, bits):
-        stack = pretrain(bits, layers=[16, 9, 4], epochs=2)
-        lines = repr(stack).splitlines()
-        assert lines == [
-            "Stack of 2 layers",
-            "  layer 1: 16-9 bernoulli to bernoulli rbm 2 epochs",
-            "  layer 2: 9-4 bernoulli to bernoulli rbm 2 epochs",
-        ]
-
-    def test_a_classifier_has_its_head(self, bits):
-        stack = pretrain(bits, layers=[16, 9], epochs=1)
-        tuned = finetune(stack, bits, np.arange(200) % 3, epochs=1, batch_size=20)
-        assert repr(tuned).splitlines()[-1] == "  head: 9-3 classification"

@@ -3,10 +3,11 @@
 import json
 from dataclasses import asdict, replace
 
+import modelfiles
 import numpy as np
 import pytest
 import safetensors
-from modelfiles import arrays, assert_equal, loaded_though_damaged, refused, write_file, zeros
+from modelfiles import arrays, assert_equal, meaning_of, refused, write_file, zeros
 from randomconvolutions import convolutional_stack, random_layer
 from randomstacks import layer_errors
 
@@ -20,7 +21,6 @@ from syncpretrain.models.stack import Head
 from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 TEXT = "2x8x6,conv:4x3,pool:2,conv:3x2,6"
-WIDTHS = (96, 24, 6, 6)
 NARROW = {"input__shift": zeros(2), "input__scale": zeros(2) + 1}
 UNFIT, LOWEST = "arrays of layer {} do not fit each other", "layers__2__visible_bias"
 
@@ -50,8 +50,7 @@ class TestPasses:
     def test_log_odds_of_pooled_maps(self, X, layer):
         stack = convolutional_stack(TEXT)
         odds = stack.encode(X, layer=layer, log_odds=True)
-        expected = stack.encode(X, layer=layer)
-        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), expected, atol=1e-6)
+        np.testing.assert_allclose(1 / (1 + np.exp(-odds)), stack.encode(X, layer=layer), atol=1e-6)
 
     def test_units_that_exclude_each_other_have_no_log_odds(self, X):
         shape = ConvolutionShape(2, 8, 6, 4, 3, pool=2, pooling="prob")
@@ -61,7 +60,7 @@ class TestPasses:
 
     def test_layer_after_layer(self, X):
         stack = convolutional_stack(TEXT)
-        assert stack.widths == WIDTHS
+        assert stack.widths == (96, 24, 6, 6)
         code = X
         for number, layer in enumerate(stack.layers, start=1):
             code = layer.up(code)
@@ -72,8 +71,7 @@ class TestPasses:
         stack = mixed_stack()
         prepared = stack.prepared(X)
         first, second, third = stack.layers
-        code = third.up(second.up(first.up(prepared)))
-        down = third.down(code, units="gaussian")
+        down = third.down(third.up(second.up(first.up(prepared))), units="gaussian")
         down = first.down(second.down(down, units="relu"), units="gaussian")
         np.testing.assert_array_equal(stack.reconstruct(X), stack.scaling.invert(down))
         assert stack.predict(X).shape == (7,)
@@ -105,8 +103,7 @@ class TestText:
         ]
 
     def test_a_row_a_layer(self):
-        html = mixed_stack()._repr_html_()
-        assert "<td>2x8x6 conv 4x3 pool 2 -&gt; 4x3x2</td>" in html
+        assert "<td>2x8x6 conv 4x3 pool 2 -&gt; 4x3x2</td>" in mixed_stack()._repr_html_()
 
 
 class TestSampling:
@@ -157,16 +154,13 @@ class TestFigures:
             log_z(layer)
 
 
-def meaning(stack, **changed):
+def meaning(stack, *, whole=None, **changed):
     """Return the text of what a stack's arrays mean, with another shape of layer 1."""
-    kinds = ("hidden_units", "visible_units", "model")
-    layers = [{name: getattr(layer, name) for name in kinds} for layer in stack.layers]
+    layers = meaning_of(stack)["layers"]
     for row, layer in zip(layers, stack.layers, strict=True):
         if isinstance(layer.shape, ConvolutionShape):
             row["shape"] = asdict(layer.shape)
-    layers[0]["shape"] |= changed
-    if "whole" in changed:
-        layers[0]["shape"] = changed["whole"]
+    layers[0]["shape"] = layers[0]["shape"] | changed if whole is None else json.loads(whole)
     return json.dumps({"layers": layers, "head": None})
 
 
@@ -182,8 +176,7 @@ class TestFiles:
             np.testing.assert_array_equal(found.reconstruct(X), stack.reconstruct(X))
 
     def test_a_part_of_a_stack(self, tmp_path):
-        stack = Stack(convolutional_stack(TEXT).layers[1:])
-        stack.save(tmp_path / "a")
+        Stack(convolutional_stack(TEXT).layers[1:]).save(tmp_path / "a")
         assert load(tmp_path / "a").layers[0].shape == ConvolutionShape(4, 3, 2, 3, 2)
 
     def test_a_dense_stack_says_nothing_of_shapes(self, tmp_path):
@@ -217,9 +210,9 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
-            ({"whole": None}, "Expected `object`, got `null`"),
-            ({"whole": {}}, "missing required field"),
-            ({"whole": [2, 8, 6]}, "Expected `object`"),
+            ({"whole": "null"}, "Expected `object`, got `null`"),
+            ({"whole": "{}"}, "missing required field"),
+            ({"whole": "[2, 8, 6]"}, "Expected `object`"),
             ({"height": "8"}, "Expected `int`, got `str`"),
             ({"channels_first": 1}, "Expected `bool`, got `int`"),
             ({"pooling": "median"}, "is no convolution"),
@@ -240,8 +233,7 @@ class TestFiles:
     )
     def test_a_shape_that_is_none_is_refused(self, tmp_path, changed, message):
         stack = convolutional_stack(TEXT)
-        text = meaning(stack, **changed)
-        write_file(tmp_path / "a", arrays(stack), stack, meaning=text)
+        write_file(tmp_path / "a", arrays(stack), stack, meaning=meaning(stack, **changed))
         refused(tmp_path / "a", message)
 
     @pytest.mark.parametrize(
@@ -258,4 +250,4 @@ class TestFiles:
         refused(tmp_path / "a", "layers 1 and 2 do not fit each other")
 
     def test_a_damaged_file_is_refused_or_means_the_same(self, tmp_path):
-        assert loaded_though_damaged(mixed_stack(), tmp_path / "a", times=2000) < 40
+        assert modelfiles.loaded_though_damaged(mixed_stack(), tmp_path / "a", times=2000) < 40

@@ -10,14 +10,8 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.sparse_rows import SparseRows
 from syncpretrain.errors import PoorResultWarning
-from syncpretrain.models.diagnosis import (
-    Baseline,
-    baselines,
-    mean_error,
-    on_layers,
-    on_tuning,
-    stack_error,
-)
+from syncpretrain.models import diagnosis
+from syncpretrain.models.diagnosis import Baseline, baselines, mean_error, on_layers, on_tuning
 from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.runs.metrics import measure
 
@@ -173,4 +167,4 @@ def test_few_labels_are_judged_by_the_rows_that_have_them(monkeypatch, kind, is_
         expected = np.sqrt(np.square(predicted - y[judged]).mean())
         assert found["regression_error"]["train"]["rmse"] == pytest.approx(expected, rel=1e-5)
     error = found["reconstruction_error"]["train"]
-    assert error == pytest.approx(stack_error(pretrained, X[::10]), rel=1e-5)
+    assert error == pytest.approx(diagnosis.stack_error(pretrained, X[::10]), rel=1e-5)

@@ -1,5 +1,6 @@
 """Settings that follow from the data: what is left alone, and what small data gets."""
 
+import itertools
 import math
 import signal
 
@@ -12,6 +13,7 @@ from syncpretrain import errors, finetune, pretrain
 from syncpretrain.data.blocks import as_bits
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.facts import look_at, units_of_array
+from syncpretrain.errors import CheckpointError
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.pretraining.call import SavedCall
 from syncpretrain.runs.prepare import completed
@@ -24,14 +26,12 @@ MNIST = (784, 1000, 500, 250, 30)
 
 
 def chosen(facts, layers=(16, 8), **options):
-    """Return what follows from the data beside the options."""
     return by_data.pretrain_by_data(settings_from(layers, **options).pretrain, options, facts)[1]
 
 
 def tuned(facts, layers=(16, 8), **options):
     settings = settings_from(layers, finetune=options)
-    shapes = settings.pretrain.shapes
-    return by_data.finetune_by_data(settings.finetune, options, facts, shapes)[1]
+    return by_data.finetune_by_data(settings.finetune, options, facts, settings.pretrain.shapes)[1]
 
 
 def table(rows=60, columns=4, *, low=0.0, high=1.0):
@@ -56,18 +56,20 @@ class TestRules:
 
     def test_numbers_beyond_probabilities_get_gaussian_units_and_their_rate(self):
         found = chosen(Facts(105, 16, -3.0, 12.0), (16, 8, 4))
-        assert found["visible_units"] == "gaussian"
-        assert found["learning_rate"] == [0.001, 0.1]
+        assert (found["visible_units"], found["learning_rate"]) == ("gaussian", [0.001, 0.1])
 
     @pytest.mark.parametrize(
         ("name", "value"),
-        [("epochs", 10), ("batch_size", 5), ("visible_units", "bernoulli"), ("epochs", "auto")],
+        [
+            ("epochs", 10),
+            ("batch_size", 5),
+            ("visible_units", "bernoulli"),
+            ("epochs", "auto"),
+            ("learning_rate", 0.02),
+        ],
     )
     def test_what_is_given_stays(self, name, value):
         assert name not in chosen(Facts(105, 16, -3.0, 12.0), **{name: value})
-
-    def test_a_given_rate_stays_beside_chosen_units(self):
-        assert "learning_rate" not in chosen(Facts(105, 16, -3.0), learning_rate=0.02)
 
     def test_a_minibatch_has_room_for_its_shards(self):
         assert chosen(Facts(200, 16), shards=16)["batch_size"] == 16
@@ -124,21 +126,15 @@ class TestRules:
 
     def test_the_line_has_the_rate_of_documents(self):
         facts = Facts(50_000, 4, high=9.0, are_counts=True, row_sum=100.0)
-        assert "whole numbers), learning rate 0.003, visible" in in_words(
-            facts, chosen(facts, (4, 8))
-        )
+        line = in_words(facts, chosen(facts, (4, 8)))
+        assert "whole numbers), learning rate 0.003, visible" in line
 
 
 class TestSettled:
-    def test_nothing_follows_for_a_preset(self):
-        settings = settings_from([4, 3])
-        data = data_of(table())
-        assert completed(settings, None, data) == (settings, data, None)
-
-    def test_mnist_keeps_its_values_with_fewer_digits(self):
-        settings = settings_from([4, 3])
-        data = data_of(table(), name="mnist")
-        assert completed(settings, Given(), data) == (settings, data, None)
+    @pytest.mark.parametrize(("given", "name"), [(None, "toy"), (Given(), "mnist")])
+    def test_nothing_follows_for_a_preset_and_for_mnist_with_fewer_digits(self, given, name):
+        settings, data = settings_from([4, 3]), data_of(table(), name=name)
+        assert completed(settings, given, data) == (settings, data, None)
 
     def test_fine_tuning_counts_labelled_rows(self):
         labels = np.where(np.arange(60) < 8, np.arange(60) % 2, -1)
@@ -221,8 +217,7 @@ class TestPython:
         events = []
         stack = pretrain(table(20, high=9), hidden=2, epochs=1, observers=[events.append])
         followed = {"visible_units": "gaussian", "learning_rate": [0.001], "batch_size": 10}
-        assert stack.info["by_data"] == followed
-        assert stack.info["pretrain"]["batch_size"] == 10
+        assert (stack.info["by_data"], stack.info["pretrain"]["batch_size"]) == (followed, 10)
         assert isinstance(events[0], Notice)
         assert events[0].message.startswith("settings for 20 rows of 4 numbers: visible units gau")
 
@@ -297,13 +292,11 @@ RESUMED = {"hidden": [3, 2], "epochs": 4, "batch_size": 20, "seed": 1, "runtime"
 class TestResume:
     def stopped(self, folder, **others):
         """Begin a call that is stopped after three epochs of the layers."""
-        seen = []
+        seen = itertools.count(1)
 
         def stop(event):
-            if isinstance(event, EpochFinished):
-                seen.append(event)
-                if len(seen) == 3:
-                    signal.raise_signal(signal.SIGINT)
+            if isinstance(event, EpochFinished) and next(seen) == 3:
+                signal.raise_signal(signal.SIGINT)
 
         with pytest.raises(errors.RunInterrupted):
             pretrain(table(), observers=[stop], resume=folder, **(RESUMED | others))
@@ -330,13 +323,9 @@ class TestResume:
     )
     def test_another_call_is_refused(self, tmp_path, others, name):
         self.stopped(tmp_path)
-        with pytest.raises(
-            errors.CheckpointError, match=f"in which {name} was (?!another)[^;]+; give"
-        ):
+        with pytest.raises(CheckpointError, match=f"in which {name} was (?!another)[^;]+; give"):
             pretrain(table(), resume=tmp_path, **(RESUMED | others))
-        with pytest.raises(
-            errors.CheckpointError, match=r"is of another .* in which X was another"
-        ):
+        with pytest.raises(CheckpointError, match=r"is of another .* in which X was another"):
             pretrain(1 - table(), resume=tmp_path, **RESUMED)
 
     def test_a_state_that_names_no_validation_examples_goes_on(self, tmp_path, monkeypatch):
@@ -355,9 +344,7 @@ class TestResume:
     def test_a_call_with_other_validation_examples_is_refused(self, tmp_path):
         for first in (table()[:9], None):
             self.stopped(tmp_path, validation=first)
-            with pytest.raises(
-                errors.CheckpointError, match="in which validation was another; give"
-            ):
+            with pytest.raises(CheckpointError, match="in which validation was another; give"):
                 pretrain(table(), resume=tmp_path, validation=table()[9:18], **RESUMED)
             pretrain(table(), resume=tmp_path, validation=first, **RESUMED)
 
@@ -395,6 +382,4 @@ def test_documents_of_unknown_length_keep_their_rate(row_sum):
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "i8"])
 def test_facts_have_the_mean_sum_of_a_row(dtype):
-    X = np.array([[0, 1, 5], [2, 0, 2]], dtype=dtype)
-    facts = look_at(X).facts
-    assert facts.row_sum == 5
+    assert look_at(np.array([[0, 1, 5], [2, 0, 2]], dtype=dtype)).facts.row_sum == 5

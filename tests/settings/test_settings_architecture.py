@@ -1,6 +1,7 @@
 """The text of convolutional stacks: what it stands for, and what is refused."""
 
 import re
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -22,14 +23,14 @@ SHAPES = (
     ConvolutionShape(20, 12, 12, 50, 5, pool=2),
     DenseShape(800, 500),
 )
+SMALL = partial(ConvolutionShape, 3, 8, 6, 4, 3)
+FIRST = partial(SMALL, channels_first=True)
 
 
 class TestText:
     def test_what_it_stands_for(self):
         pretrain = settings_from(LENET).pretrain
-        assert pretrain.layers == WIDTHS
-        assert pretrain.architecture == LENET
-        assert pretrain.shapes == SHAPES
+        assert (pretrain.layers, pretrain.architecture, pretrain.shapes) == (WIDTHS, LENET, SHAPES)
         assert pretrain.epochs == (10, 10, 10)
 
     @pytest.mark.parametrize(
@@ -53,13 +54,10 @@ class TestText:
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
-            ("3x8x6,conv:4x3:same", ConvolutionShape(3, 8, 6, 4, 3, 1, channels_first=True)),
-            ("3x8x6,conv:4x3:2", ConvolutionShape(3, 8, 6, 4, 3, 2, channels_first=True)),
-            (
-                "3x8x6,conv:4x3,pool:2:mean",
-                ConvolutionShape(3, 8, 6, 4, 3, 0, 2, "mean", channels_first=True),
-            ),
-            ("3x8x6,conv:4x3,pool:1:mean", ConvolutionShape(3, 8, 6, 4, 3, channels_first=True)),
+            ("3x8x6,conv:4x3:same", FIRST(1)),
+            ("3x8x6,conv:4x3:2", FIRST(2)),
+            ("3x8x6,conv:4x3,pool:2:mean", FIRST(0, 2, "mean")),
+            ("3x8x6,conv:4x3,pool:1:mean", FIRST()),
         ],
     )
     def test_pads_and_pooling(self, text, expected):
@@ -67,8 +65,7 @@ class TestText:
 
     def test_the_objects_are_at_the_top(self):
         assert {"Conv", "Pool", "ImageShape"} <= set(syncpretrain.__all__)
-        assert str(Conv(4, 3, "same")) == "conv:4x3:same"
-        assert str(Pool(3, "mean")) == "pool:3:mean"
+        assert (str(Conv(4, 3, "same")), str(Pool(3, "mean"))) == ("conv:4x3:same", "pool:3:mean")
 
     def test_toml_there_and_back(self, tmp_path):
         path = tmp_path / "config.toml"
@@ -191,12 +188,12 @@ PARTS = st.one_of(
     st.builds(str, COUNTS),
     st.text(max_size=6),
 )
-SMALL = st.integers(1, 4)
+NUMBERS = st.integers(1, 4)
 SOUND = st.one_of(
-    st.builds("conv:{}x{}:same".format, SMALL, st.sampled_from([1, 3])),
-    st.builds("conv:{}x{},pool:2:mean".format, SMALL, SMALL),
-    st.builds("conv:{}x{}:1,pool:3".format, SMALL, SMALL),
-    st.builds(str, SMALL),
+    st.builds("conv:{}x{}:same".format, NUMBERS, st.sampled_from([1, 3])),
+    st.builds("conv:{}x{},pool:2:mean".format, NUMBERS, NUMBERS),
+    st.builds("conv:{}x{}:1,pool:3".format, NUMBERS, NUMBERS),
+    st.builds(str, NUMBERS),
 )
 TEXTS = st.one_of(
     st.text(max_size=20),
@@ -221,8 +218,7 @@ def test_any_text_is_read_or_refused(text):
         )
     assert bool(kept) == any(isinstance(shape, ConvolutionShape) for shape in shapes)
     if kept:
-        assert read_architecture(kept) == (width, shapes)
-        assert architecture_of(kept) == (widths, kept)
+        assert (read_architecture(kept), architecture_of(kept)) == ((width, shapes), (widths, kept))
 
 
 SMALL_STACK = "1x8x8,conv:4x3,pool:2,10"
@@ -259,11 +255,8 @@ class TestWhatConvolutionsLack:
     ("shape", "text"),
     [
         (SHAPES[0], "1x28x28 conv 20x5 pool 2 -> 20x12x12"),
-        (
-            ConvolutionShape(3, 8, 6, 4, 3, 1, 2, "mean"),
-            "3x8x6 conv 4x3 pad 1 pool 2 mean -> 4x4x3",
-        ),
-        (ConvolutionShape(3, 8, 6, 4, 3), "3x8x6 conv 4x3 -> 4x6x4"),
+        (SMALL(1, 2, "mean"), "3x8x6 conv 4x3 pad 1 pool 2 mean -> 4x4x3"),
+        (SMALL(), "3x8x6 conv 4x3 -> 4x6x4"),
         (DenseShape(800, 500), "800-500"),
         (ImageShape(3, 8, 6), "3x8x6"),
     ],
@@ -274,8 +267,7 @@ def test_a_shape_as_people_read_it(shape, text):
 
 class TestSparsity:
     def costs(self, **given):
-        layers = "1x8x8,conv:4x3,pool:2,conv:6x2,5"
-        return settings_from(layers, **given).pretrain.sparsity_cost
+        return settings_from("1x8x8,conv:4x3,pool:2,conv:6x2,5", **given).pretrain.sparsity_cost
 
     def test_filters_of_an_rbm_are_sparse_unless_another_cost_is_given(self):
         assert self.costs() == (1, 1, 0)
