@@ -1,7 +1,5 @@
 """What every test has in common: nothing may be left behind."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os

@@ -1,7 +1,5 @@
 """The network's gradient against finite differences, its dropout, and its splits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The backends that a behavioural test runs on, and why one is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

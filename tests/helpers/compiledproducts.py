@@ -1,7 +1,5 @@
 """The compiled products of float32 and of bfloat16: their forms, and what they leave to NumPy."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

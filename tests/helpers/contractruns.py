@@ -1,7 +1,5 @@
 """Runtimes, hand-overs and learners of the contract suite: a new runtime is a line of RUNTIMES."""
 
-from __future__ import annotations
-
 import queue
 import signal
 import time
@@ -195,7 +193,7 @@ class Futures:
         self._pool = ThreadPoolExecutor(len(workers))
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
-    def __enter__(self) -> Futures:
+    def __enter__(self):
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """Convolutions by definition: as the dense matrix that a filter at every position makes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.shapes import ConvolutionShape

@@ -1,7 +1,5 @@
 """Shapes of convolutions: a list, drawn ones, and arrays for each."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

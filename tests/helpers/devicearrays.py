@@ -1,7 +1,5 @@
 """Arrays for the tests of devices, those within larger ones, and comparisons of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

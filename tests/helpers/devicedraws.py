@@ -1,7 +1,5 @@
 """The numbers that a device draws, by definition: NumPy's but for normal ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

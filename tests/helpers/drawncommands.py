@@ -1,7 +1,5 @@
 """Strategies for the fuzz of ``train``: a small file of data, and a command line about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +22,6 @@ from hypothesis import strategies as st
 from syncpretrain.settings import preset_names
 from syncpretrain.settings.architecture import architecture_of
 from syncpretrain.shapes import ImageShape
-
-__all__ = ["Draw", "draws", "others", "steep"]
-
 
 NO_LAYERS = (
     *("1x1x1,conv:1x2", "1x2x2,conv:2x1,pool:3", "1x2x2,conv:999999999x1", "1x2x2,pool:2"),

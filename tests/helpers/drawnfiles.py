@@ -1,15 +1,11 @@
 """Strategies for the fuzz of ``train``: small files of examples, with labels or without."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-
-__all__ = ["File", "files"]
 
 
 @dataclass(frozen=True)

@@ -3,29 +3,11 @@
 Odd ones are of the wrong kind, on a boundary, or absurdly large or small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS, UNITS
-
-__all__ = [
-    "BESIDE",
-    "ENCODERS",
-    "FLAG",
-    "HUGE",
-    "ODD",
-    "RBMS",
-    "STEEP",
-    "TUNING",
-    "options",
-    "rare",
-    "subset",
-    "table_of",
-    "words",
-]
 
 HUGE = "9" * 30
 ODD = ("", "x", "-1", "0", "1.5", "nan", "inf", "1e400", HUGE, "1,2,3,4,5,6,7", " ", "\u0663")

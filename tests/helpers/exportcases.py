@@ -1,7 +1,5 @@
 """Stacks to export, raw rows for them, and what each part is to return."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 
@@ -11,18 +9,6 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Head
 from syncpretrain.models.stack import Stack
 from syncpretrain.shapes import ConvolutionShape
-
-__all__ = [
-    "CASES",
-    "HEADS",
-    "case",
-    "close",
-    "columns_of",
-    "expected",
-    "inputs_of",
-    "parts_of_case",
-    "rows_of",
-]
 
 ROWS = 7
 COLUMNS = {

@@ -5,8 +5,6 @@ stream is the current one. With TF32 it leaves out the last 13 bits of factors, 
 NVIDIA does not say what cuBLAS does, and this is the worst.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from typing import Any

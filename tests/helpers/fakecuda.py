@@ -1,7 +1,5 @@
 """Runs CUDA source on the CPU: compiled by g++ with ``cudashim.h`` in CUDA's place."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Folders as tests look at them, and disks that are full."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any, NoReturn

@@ -5,8 +5,6 @@ The process is a new one all the same, a child of this one, with the descriptors
 and the path that it is to have. Tests of the start itself take the real one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math

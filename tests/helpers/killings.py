@@ -1,7 +1,5 @@
 """Processes of layers that kill themselves, once, at an exact moment; imported there."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

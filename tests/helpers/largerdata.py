@@ -1,7 +1,5 @@
 """Data in a file that is larger than the memory, or given by an iterable."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """Chains with convolutions, and ways to work the steps of their networks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.finetuning.chain import Affine, Convolve, Deconvolve, Dropout

@@ -1,7 +1,5 @@
 """Jobs of a real ``mpiexec``, if there is one that mpi4py can use."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

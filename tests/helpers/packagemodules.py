@@ -1,7 +1,5 @@
 """The modules of the package, as their source says."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

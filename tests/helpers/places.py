@@ -1,7 +1,5 @@
 """Places by name, a toy among them, and a job that any of them can start."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

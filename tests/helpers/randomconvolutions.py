@@ -1,7 +1,5 @@
 """Stacks of convolutions with random parameters."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stacks with random parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

@@ -3,8 +3,6 @@
 python sabotagedcheck.py layer=crash,layers=hang OPTIONS_OF_GPU_CHECK
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

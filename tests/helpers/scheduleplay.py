@@ -1,7 +1,5 @@
 """Schedules of every pace, played with epochs that end in random order."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs on saved data, with time limits of their own, or dying or stopped at a known moment."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

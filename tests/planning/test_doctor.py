@@ -1,7 +1,5 @@
 """Doctor: every finding is there, and each fault is detected."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

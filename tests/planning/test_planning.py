@@ -1,7 +1,5 @@
 """The planner: what it chooses where measurements are given, and how it measures a tiny stack."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

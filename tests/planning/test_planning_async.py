@@ -1,7 +1,5 @@
 """Asynchronous runs in plans: exact small cases, and the command that a plan prints."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Plans, benchmarks and dry runs on GPUs, with the stand-in for CuPy."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The time that planning takes: parts of minibatches, and what there is no time to measure."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulation of a run against small cases worked out by hand, and what always holds of it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

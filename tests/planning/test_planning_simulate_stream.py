@@ -1,7 +1,5 @@
 """The simulation of streamed runs, against times that can be told by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

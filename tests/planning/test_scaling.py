@@ -1,7 +1,5 @@
 """The simulation of clusters against small cases worked out by hand, and its bounds."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plots as functions: what they draw, by known answers."""
 
-from __future__ import annotations
-
 import doctest
 import io
 import subprocess

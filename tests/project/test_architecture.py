@@ -3,8 +3,6 @@
 A rule is one test of all modules, which lists those that break it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable

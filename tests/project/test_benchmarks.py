@@ -1,7 +1,5 @@
 """Benchmarks: other libraries train the same, and the speed-ups of publications are simulated."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The documents: every code block runs, and what they name exists."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import gzip

@@ -1,7 +1,5 @@
 """The check of a GPU that users run: every part of it, on the stand-in for CuPy."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

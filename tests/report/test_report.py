@@ -1,7 +1,5 @@
 """``syncpretrain report``: what its page has, of every kind of run."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

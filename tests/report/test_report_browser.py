@@ -1,7 +1,5 @@
 """The page of a run in a browser: no error, all parts drawn, nothing wider than the window."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Grids of examples: their shapes, what stands where, and the file they become."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

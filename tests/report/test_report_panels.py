@@ -1,7 +1,5 @@
 """Panels of two runs: whose curve is whose, also where one has none."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
