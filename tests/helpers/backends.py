@@ -38,7 +38,7 @@ def on_devices(cases: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(name, case) for case in cases for name in LATE] + [("double", cases[0])]
 
 
-def backend_of(name: str, monkeypatch: Any) -> Backend:
+def backend_of(name: str, monkeypatch) -> Backend:
     """Return a backend whose forms are registered: NumPy, the stand-in for CuPy, or CuPy."""
     if name == "numpy":
         return Backend()
@@ -57,7 +57,7 @@ def backend_of(name: str, monkeypatch: Any) -> Backend:
     return backend
 
 
-def with_tensor_cores(name: str, monkeypatch: Any) -> CupyBackend:
+def with_tensor_cores(name: str, monkeypatch) -> CupyBackend:
     """Return a device with tensor cores: of the stand-in, or a GPU."""
     monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
     found = backend_of(name, monkeypatch)
@@ -67,7 +67,7 @@ def with_tensor_cores(name: str, monkeypatch: Any) -> CupyBackend:
     return found
 
 
-def queued_on(monkeypatch: Any) -> list[str]:
+def queued_on(monkeypatch) -> list[str]:
     """Return a list of what is given to a device from now on, CuPy's or the stand-in's.
 
     Kernels and functions of cuBLAS have their names there.
@@ -77,7 +77,7 @@ def queued_on(monkeypatch: Any) -> list[str]:
     def note(owner: type, method: str, what: str | None = None) -> None:
         real = getattr(owner, method)
 
-        def noted(self: Any, first: Any, *others: Any, **named: Any) -> Any:
+        def noted(self, first, *others, **named):
             queued.append(what or first)
             return real(self, first, *others, **named)
 
@@ -90,7 +90,7 @@ def queued_on(monkeypatch: Any) -> list[str]:
     return queued
 
 
-def leave_free(monkeypatch: Any, memory: int) -> None:
+def leave_free(monkeypatch, memory: int) -> None:
     """Let each device have that many bytes of free memory."""
     monkeypatch.setattr(CupyBackend, "_free_of", lambda self, device: memory)
 

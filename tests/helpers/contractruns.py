@@ -259,13 +259,7 @@ RUNTIMES = {
 }
 
 
-def runs_of(
-    *handoffs: str,
-    serial: bool = False,
-    shared: bool = True,
-    mortal: bool = False,
-    replaced: bool = False,
-) -> Any:
+def runs_of(*handoffs, serial=False, shared=True, mortal=False, replaced=False):
     """Parametrize a test by every runtime, and by those of some hand-overs that it has.
 
     ``serial`` adds the oracle itself, and without ``shared`` no layer has several workers.
@@ -307,7 +301,7 @@ DATA: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-def driver(bits: np.ndarray, runtime: Runtime, handoff: str, **options: Any) -> Driver:
+def driver(bits: np.ndarray, runtime: Runtime, handoff: str, **options) -> Driver:
     """Return what pretrains; some options are the driver's own, and "data" names its input."""
     own = {name: options.pop(name) for name in OF_DRIVERS & options.keys()}
     given = USUAL | HANDOFFS[handoff] | runtime.options | options
@@ -328,14 +322,12 @@ class Ended:
     warnings: list[str]
 
     @property
-    def outcome(self) -> Any:
+    def outcome(self):
         """What a run that was resumed ends in as well."""
         return self.parameters, self.epochs, self.curves
 
 
-def ended(
-    bits: np.ndarray, runtime: Runtime, handoff: str, *, resume: Any = None, **options: Any
-) -> Ended:
+def ended(bits, runtime, handoff, *, resume=None, **options):
     """Train to the end."""
     events: list[Event] = []
     with runtime.around():
@@ -350,7 +342,7 @@ def ended(
     return Ended(parameters, stack.info["epochs"], run.history, decisions, warnings)
 
 
-def decision_of(event: Event) -> Any:
+def decision_of(event: Event):
     """Return what an epoch read, and what was made of a drift."""
     match event:
         case EpochFinished(layer=layer, epoch=epoch, reads=reads, drift=drift):

@@ -1,7 +1,6 @@
 """Strategies for the fuzz of ``train``: a small file of data, and a command line about it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from drawnfiles import File, files
 from drawnoptions import (
@@ -39,7 +38,7 @@ class Draw:
 
 
 @st.composite
-def draws(draw: Any) -> Draw:
+def draws(draw) -> Draw:
     """Draw a file and options of ``train`` for it; half of them are meant to fit each other."""
     file, sound = draw(files()), draw(st.booleans())
     rows, width = file.X.shape
@@ -69,7 +68,7 @@ def draws(draw: Any) -> Draw:
     return Draw(file, words(given))
 
 
-def convolutions(draw: Any, width: int) -> str:
+def convolutions(draw, width: int) -> str:
     """Draw the text of one or two convolutions of images of so many values, and dense layers."""
     channels = draw(st.sampled_from([n for n in (1, 2, 3) if width % n == 0]))
     pixels = width // channels
@@ -89,7 +88,7 @@ def convolutions(draw: Any, width: int) -> str:
     return ",".join([*parts, *map(str, draw(st.lists(st.integers(1, 8), max_size=2)))])
 
 
-def tuning(draw: Any, file: File, depth: int, sound: bool) -> dict[str, str]:
+def tuning(draw, file: File, depth: int, sound: bool) -> dict[str, str]:
     """Draw options of fine-tuning."""
     objectives = ["reconstruction", *["classification"] * 2 * (file.labels is not None)]
     if not sound:
@@ -102,7 +101,7 @@ def tuning(draw: Any, file: File, depth: int, sound: bool) -> dict[str, str]:
     return given | options(draw, names, TUNING, depth, sound=sound)
 
 
-def preset(draw: Any, given: dict[str, str]) -> dict[str, str]:
+def preset(draw, given: dict[str, str]) -> dict[str, str]:
     """Draw a preset, with what small data needs of it."""
     small = {"--finetune-batch-size": "1", "--finetune-epochs": "1"}
     if draw(st.booleans()):
@@ -112,7 +111,7 @@ def preset(draw: Any, given: dict[str, str]) -> dict[str, str]:
     return {"--preset": draw(st.sampled_from(preset_names())), **small}
 
 
-def wrong(draw: Any, layers: list[int]) -> dict[str, str]:
+def wrong(draw, layers: list[int]) -> dict[str, str]:
     """Draw up to 2 options that hardly fit anything."""
     others = {
         "--layers": draw(
@@ -183,7 +182,7 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
         given["--finetune-momentum"] = "0.9"
 
 
-def others(draw: Any, file: File, depth: int) -> tuple[str, ...]:
+def others(draw, file: File, depth: int) -> tuple[str, ...]:
     """Draw another model, other layers and options of any kind, to go on top of settings."""
     model = draw(st.sampled_from([RBMS, *ENCODERS.split()]))
     given = {"--model": model} if draw(st.booleans()) else {}
@@ -201,7 +200,7 @@ def layers_of(file: File, depth: int) -> str:
 
 
 @st.composite
-def steep(draw: Any) -> Draw:
+def steep(draw) -> Draw:
     """Draw a file and options of which one at least is absurd for a rate, a cost or a decay."""
     file = draw(files())
     rows, width = file.X.shape

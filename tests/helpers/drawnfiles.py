@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -37,7 +36,7 @@ class File:
 
 
 @st.composite
-def files(draw: Any) -> File:
+def files(draw) -> File:
     """Draw 1 to 30 examples of 1 to 8 values."""
     shape = draw(st.integers(1, 30)), draw(st.integers(1, 8))
     chance = np.random.default_rng(draw(st.integers(0, 2**16)))

@@ -4,7 +4,7 @@ Odd ones are of the wrong kind, on a boundary, or absurdly large or small.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hypothesis import strategies as st
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS, UNITS
@@ -179,21 +179,19 @@ def table_of(model: str) -> dict[str, Option]:
     return COMMON | own | {"--early-stopping": STOPPING[kind], "--hidden-units": HIDDEN[kind]}
 
 
-def rare(draw: Any, one_in: int) -> bool:
+def rare(draw, one_in: int) -> bool:
     """Draw true once in so many times."""
     return draw(st.integers(0, one_in - 1)) == one_in - 1
 
 
-def subset(draw: Any, names: Iterable[str], most: int) -> list[str]:
+def subset(draw, names: Iterable[str], most: int) -> list[str]:
     """Draw up to so many names, none more likely than another."""
     names = sorted(names)
     count = min(draw(st.integers(0, most)), len(names))
     return draw(st.lists(st.sampled_from(names), unique=True, min_size=count, max_size=count))
 
 
-def options(
-    draw: Any, names: Iterable[str], table: Mapping[str, Option], depth: int, *, sound: bool
-) -> dict[str, str]:
+def options(draw, names, table, depth, *, sound):
     """Draw the texts of options of these names, for so many layers where they may differ."""
     return {name: _text(draw, table[name], depth, sound) for name in names}
 
@@ -203,7 +201,7 @@ def words(given: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name if text == FLAG else f"{name}={text}" for name, text in given.items())
 
 
-def _text(draw: Any, option: Option, depth: int, sound: bool) -> str:
+def _text(draw, option: Option, depth: int, sound: bool) -> str:
     texts = st.sampled_from(option.sound)
     if option.sound == [FLAG]:
         return FLAG

@@ -51,6 +51,6 @@ def normal_stack(
     return Stack(tuple(layers), info or {}, scaling)
 
 
-def layer_errors(stack: Stack, X: Any) -> tuple[float, ...]:
+def layer_errors(stack: Stack, X) -> tuple[float, ...]:
     """Return each layer's own error: up this layer and down again, from the layer's input."""
     return tuple(layer.error for layer in baselines(stack, X))

@@ -17,16 +17,16 @@ SLEEPER = "sleeper.txt"  # in the folder of results: the number of a process tha
 STEPS_AT_ONCE = 3
 
 
-def crash(bench: Any) -> NoReturn:
+def crash(bench) -> NoReturn:
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError("unreachable")
 
 
-def fail(bench: Any) -> NoReturn:
+def fail(bench) -> NoReturn:
     raise ZeroDivisionError("a defect")
 
 
-def hang(bench: Any) -> NoReturn:
+def hang(bench) -> NoReturn:
     sleeper = subprocess.Popen(["sleep", "1000"])
     (bench.out / SLEEPER).write_text(str(sleeper.pid))
     time.sleep(1000)
@@ -41,7 +41,7 @@ FAULTS: dict[str, Callable[[Any], NoReturn]] = {
 def sabotaged(fault: str) -> Callable[[Any], tuple[list[str], Iterator[list[str]]]]:
     """Return a part that has one row before it does what it is made to."""
 
-    def rows(bench: Any) -> Iterator[list[str]]:
+    def rows(bench) -> Iterator[list[str]]:
         yield ["before", fault]
         FAULTS[fault](bench)
 

@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import fakecublas
 import fakecupy
@@ -50,7 +49,7 @@ def check(capability, monkeypatch) -> ModuleType:
 
 
 @pytest.fixture
-def inner(check, monkeypatch) -> Any:
+def inner(check, monkeypatch):
     """Return the modules of the parts; those that measure each precision measure one."""
     modules = {
         name.partition(".")[2]: module
