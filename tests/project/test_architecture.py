@@ -8,26 +8,15 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from packagemodules import MODULES, NAMES, imports, knowledge, own_imports, package, parsed
+import pytest
+from docblocks import tabled
+from packagemodules import MODULES, NAMES, ROOT, imports, knowledge, own_imports, package, parsed
 
-# From the bottom up; a module imports only from its own row or from those above it here.
-ROWS = [
-    ["errors", "units"],
-    ["storage", "array_files", "rng", "events", "schedule", "shapes"],
-    ["observers"],
-    ["settings", "data", "kernels"],
-    ["backends", "models", "parallel", "cluster"],
-    ["learners"],
-    ["workers"],
-    ["pretraining", "finetuning"],
-    ["runs", "planning"],
-    ["plot"],
-    ["report"],
-    ["cli", "__main__", "sklearn", "torch"],
-]
-RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+LISTED = tabled(DOCS / "architecture.rst")  # from the bottom up
+ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
+GROUND = {"array_files", "errors", "events", "rng", "shapes", "storage"}
 QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
 
@@ -42,13 +31,6 @@ def assigned(name: str) -> set[str]:
             targets.append(node.target)
     found = [x for target in targets for x in getattr(target, "elts", [target])]
     return {target.id for target in found if isinstance(target, ast.Name)}
-
-
-def rank(name: str) -> int:
-    """Return the row of a module: that of its folder, or of the folder above."""
-    while name not in RANK:
-        name = name.rpartition(".")[0]
-    return RANK[name]
 
 
 def foreign(name: str) -> set[str]:
@@ -72,21 +54,26 @@ def imported_from(names: Iterable[str], packages: set[str]) -> dict[str, set[str
     return {name: what for name, what in found.items() if what}
 
 
-def test_every_module_has_its_row():
-    missing = (
-        {package(name) for name in NAMES} - RANK.keys() - {"__init__"}
-    )  # which imports on first use
-    assert not missing, "give it a row in ROWS above"
-    assert "schedule.schedule" in MODULES, "the modules were found"
+def test_everything_in_the_package_is_listed_once():
+    tops = {package(name) for name in NAMES} - {"__init__", "__main__"}
+    assert sorted(ORDER) == sorted(tops)
+    assert all((ROOT / name).exists() for name in LISTED)
 
 
-def test_imports_go_downward():
-    pairs = [(n, x) for n in NAMES if n != "__init__" for x in own_imports(n, lazy=True)]
+def test_imports_go_up_the_list():
+    modules = [name for name in NAMES if not name.startswith("__")]
+    pairs = [(n, x) for n in modules for x in own_imports(n, lazy=True)]
     assert not [
-        f"{name} imports {imported}, which stands above it"
+        f"{name} imports {imported}, which is listed below it"
         for name, imported in pairs
-        if rank(imported) > rank(name)
+        if ORDER.index(package(imported)) > ORDER.index(package(name))
     ]
+
+
+@pytest.mark.parametrize(("name", "known"), [("units", {"errors"}), ("shapes", {"units", *GROUND})])
+def test_units_and_shapes_know_less_than_what_is_listed_above_them(name, known):
+    found = {package(x) for own in within(name) for x in own_imports(own, lazy=True)}
+    assert found <= {name, *known}
 
 
 def test_there_is_no_cycle_of_knowledge():
@@ -101,8 +88,7 @@ def test_there_is_no_cycle_of_knowledge():
 
 def test_few_modules_stand_alone():
     loose = {n for n in NAMES if "." not in n and MODULES[n].name != "__init__.py"}
-    ground = {"array_files", "errors", "events", "rng", "shapes", "storage"}
-    assert loose == ground | {"__main__"}
+    assert loose == GROUND | {"__main__"}
 
 
 def test_the_schedule_is_pure():
