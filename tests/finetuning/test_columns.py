@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from barpictures import bars, tuned, untrained
+from barpictures import tuned, untrained
 from commandline import exit_status
 from linkedchains import DROPOUTS, dense, down, examples, up
 from minibatches import gradient, loss_of, place, train
@@ -187,34 +187,22 @@ def test_columns_wait_where_they_meet():
     assert network.program().length == 2 + 2 + 2 + 2 + 1
 
 
-class TestFinetuning:
-    @pytest.mark.parametrize("supervised", [True, False])
-    def test_any_number_of_workers_gives_the_same_bits(self, supervised):
-        X, y = bars()
-        stack = untrained(in_columns("1x8x8,conv:4x3:same,pool:2,conv:6x3,pool:2,8", 2))
-        options = {"shards": 4, "split": "columns", "dropout": 0.2, "epochs": 1}
-        found = {
-            tuned(stack, X, y if supervised else None, replicas=n, **options).parameters_sha256
-            for n in (1, 2, 4)
-        }
-        assert len(found) == 1
-
-    @pytest.mark.parametrize(
-        ("text", "asked", "message"),
-        [
-            (
-                TEXT,
-                {"shards": 3},
-                "finetune_shards: got 3 for the split by columns, of which these",
-            ),
-            (TEXT.replace("/2", ""), {}, "finetune_split: got columns for layers without them"),
-        ],
-    )
-    def test_what_cannot_be_dealt_out(self, text, asked, message):
-        X = np.zeros((20, 128), dtype=np.float32)
-        with pytest.raises(SettingsError) as caught:
-            tuned(untrained(text), X, split="columns", **asked)
-        assert str(caught.value).startswith(message)
+@pytest.mark.parametrize(
+    ("text", "asked", "message"),
+    [
+        (
+            TEXT,
+            {"shards": 3},
+            "finetune_shards: got 3 for the split by columns, of which these",
+        ),
+        (TEXT.replace("/2", ""), {}, "finetune_split: got columns for layers without them"),
+    ],
+)
+def test_what_cannot_be_dealt_out(text, asked, message):
+    X = np.zeros((20, 128), dtype=np.float32)
+    with pytest.raises(SettingsError) as caught:
+        tuned(untrained(text), X, split="columns", **asked)
+    assert str(caught.value).startswith(message)
 
 
 def test_the_command_line(tmp_path):

@@ -10,13 +10,7 @@ import pytest
 from minibatches import gradient, train
 from randomstacks import normal_stack
 
-from syncpretrain.errors import (
-    DataError,
-    DivergedError,
-    RunInterrupted,
-    SettingsError,
-    StalledError,
-)
+from syncpretrain.errors import DivergedError, RunInterrupted, StalledError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.chain import Affine
@@ -224,45 +218,6 @@ class TestDivergence:
 
     def test_a_poor_start_is_no_divergence(self):
         tuned(make_stack(scale=0.0), optimizer="sgd", learning_rate=1e-6, batch_size=1)
-
-
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("setting", "value"),
-        [
-            ("epochs", 0),
-            ("epochs", 1.5),
-            ("optimizer", "rmsprop"),
-            ("learning_rate", 0.0),
-            ("learning_rate", float("nan")),
-            ("batch_size", 0),
-            ("seed", -1),
-            ("seed", 2**63),
-            ("blas_threads", 0),
-        ],
-    )
-    def test_settings_out_of_range(self, setting, value):
-        with pytest.raises(SettingsError, match=setting):
-            tuned(**{setting: value})
-
-
-HOLE = np.where(np.arange(16) == 0, np.nan, bars_and_stripes())
-NARROW = bars_and_stripes()[:, 1:]
-
-
-@pytest.mark.parametrize(
-    ("kind", "match", "given"),
-    [
-        (SettingsError, "batch_size: got 31, expected at most 30", {"batch_size": 31}),
-        (DataError, r"X: got shape \(30, 15\), expected \(examples, 16\)", {"X": NARROW}),
-        (DataError, r"validation: got shape \(30, 15\)", {"validation": NARROW}),
-        (DataError, "X", {"X": HOLE}),
-    ],
-    ids=["batch size", "examples", "validation", "not finite"],
-)
-def test_what_does_not_fit_is_refused(kind, match, given):
-    with pytest.raises(kind, match=match):
-        tuned(**given)
 
 
 def test_more_replicas_than_cores_start_no_more_threads_than_help(bits, monkeypatch):

@@ -52,10 +52,6 @@ class TestPatience:
         record = after.info["finetune"][0]
         assert (record["epochs"], record["best_epoch"]) == (2, states[-1].best_epoch)
 
-    def test_needs_validation(self):
-        with pytest.raises(SettingsError, match="patience: got a number without validation"):
-            tuned(patience=2)
-
     def test_judges_by_all_rows(self):
         X, events = toy()[0], []
         many = np.tile(X, (30, 1))  # 1800
@@ -144,29 +140,53 @@ class TestUnits:
         np.testing.assert_array_equal(after.predict(X), y)
 
 
-class TestRefusedSettings:
-    @pytest.mark.parametrize(
-        ("match", "settings"),
-        [
-            ("momentum: got momentum with optimizer cg", {"optimizer": "cg", "momentum": 0.9}),
-            ("dropout", {"dropout": 1.0}),
-            ("input_dropout", {"input_dropout": -0.1}),
-            ("momentum", {"optimizer": "sgd", "momentum": 1.0}),
-            ("rate_schedule", {"rate_schedule": "step"}),
-            ("patience", {"patience": 0}),
-            ("loss: got 'hinge', expected squared or cross-entropy", {"loss": "hinge"}),
-            ("objective: got none", {"objective": "none"}),
-            ("objective: got classification without targets", {"objective": "classification"}),
-            ("objective: got regression without targets", {"objective": "regression"}),
-        ],
-    )
-    def test_without_targets(self, match, settings):
-        refused(SettingsError, match, **settings)
+HOLE = np.where(np.arange(8) == 0, np.nan, toy()[0])
+NARROW = toy()[0][:, 1:]
+GAUSSIAN = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
 
-    def test_with_targets(self):
-        match = "objective: got reconstruction with targets"
-        refused(SettingsError, match, y=toy()[1], objective="reconstruction")
 
-    def test_cross_entropy_of_gaussian_visible_units(self):
-        stack = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
-        refused(DataError, "loss: got cross-entropy for gaussian", stack, loss="cross-entropy")
+@pytest.mark.parametrize(
+    ("match", "given"),
+    [
+        ("epochs", {"epochs": 0}),
+        ("epochs", {"epochs": 1.5}),
+        ("optimizer", {"optimizer": "rmsprop"}),
+        ("learning_rate", {"learning_rate": 0.0}),
+        ("learning_rate", {"learning_rate": float("nan")}),
+        ("batch_size", {"batch_size": 0}),
+        ("batch_size: got 61, expected at most 60", {"batch_size": 61}),
+        ("seed", {"seed": -1}),
+        ("seed", {"seed": 2**63}),
+        ("blas_threads", {"blas_threads": 0}),
+        ("momentum: got momentum with optimizer cg", {"optimizer": "cg", "momentum": 0.9}),
+        ("dropout", {"dropout": 1.0}),
+        ("input_dropout", {"input_dropout": -0.1}),
+        ("momentum", {"optimizer": "sgd", "momentum": 1.0}),
+        ("rate_schedule", {"rate_schedule": "step"}),
+        ("patience", {"patience": 0}),
+        ("patience: got a number without validation", {"patience": 2}),
+        ("loss: got 'hinge', expected squared or cross-entropy", {"loss": "hinge"}),
+        ("objective: got none", {"objective": "none"}),
+        ("objective: got classification without targets", {"objective": "classification"}),
+        ("objective: got regression without targets", {"objective": "regression"}),
+        (
+            "objective: got reconstruction with targets",
+            {"y": toy()[1], "objective": "reconstruction"},
+        ),
+    ],
+)
+def test_settings_that_are_refused(match, given):
+    refused(SettingsError, match, **given)
+
+
+@pytest.mark.parametrize(
+    ("match", "given"),
+    [
+        ("loss: got cross-entropy for gaussian", {"stack": GAUSSIAN, "loss": "cross-entropy"}),
+        (r"X: got shape \(60, 7\), expected \(examples, 8\)", {"X": NARROW}),
+        (r"validation: got shape \(60, 7\)", {"validation": NARROW}),
+        ("X", {"X": HOLE}),
+    ],
+)
+def test_examples_that_are_refused(match, given):
+    refused(DataError, match, **given)

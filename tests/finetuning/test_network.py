@@ -247,20 +247,14 @@ class TestShards:
         np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
 
 
-def length_of(network, x, target) -> int:
-    """Return the number of phases of a step without moves."""
-    place(network, x, target)
-    return network.program().length
-
-
 def test_hybrid_splits_convolutions_by_examples_and_dense_links_by_units():
     """Phases: up and down the convolutions at once, two for each dense link, and the sums."""
     chain, loss = NETWORKS["classifier"]
-    x, target = examples(chain)
     lengths = {}
     for split in SPLITS:
         network = Network(chain, loss=loss, batch_size=6, shards=2, split=split)
-        lengths[split] = length_of(network, x, target)
+        place(network, *examples(chain))
+        lengths[split] = network.program().length
     assert lengths == {"examples": 2, "units": 8, "hybrid": 1 + 2 + 2 + 1 + 1}
 
 
