@@ -148,13 +148,13 @@ OPTIONS = {"batch_size": 5, "dropout": DROPOUTS["dropout"]}
 class TestDealtOut:
     """Shards that own a column each, and of its examples some."""
 
-    def pictures(self, chain, rows, dtype):
-        x, target = examples(chain, rows, dtype)
-        x = np.random.default_rng(5).random((rows, LOWER.visible)).astype(dtype)
+    def pictures(self, chain, rows):
+        _, target = examples(chain, rows)
+        x = np.random.default_rng(5).random((rows, LOWER.visible))
         return (x, target) if chain[-1].units == "softmax" else (x, x)
 
     def test_the_gradient_is_that_of_finite_differences(self, chain, loss):
-        x, target = self.pictures(chain, 3, np.float64)
+        x, target = self.pictures(chain, 3)
         network = Network(chain, loss=loss, shards=4, split="columns", **OPTIONS)
         gradient(network, x, target, epoch=2, step=5)
         found, start = network.gradients.copy(), network.parameters.copy()
@@ -167,7 +167,7 @@ class TestDealtOut:
 
     @pytest.mark.parametrize("rows", [5, 1])
     def test_steps_are_those_of_other_splits_up_to_rounding(self, chain, loss, rows):
-        x, target = self.pictures(chain, rows, np.float64)
+        x, target = self.pictures(chain, rows)
         found = []
         for split, shards in (("examples", 1), ("filters", 3), ("hybrid", 2), ("columns", 6)):
             network = Network(chain, loss=loss, shards=shards, split=split, **OPTIONS)

@@ -1,5 +1,7 @@
 """Fine-tuning of stacks with convolutions on pictures of a bar, which lies or stands somewhere."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 from barpictures import TEXT, bars, tuned, untrained
@@ -89,20 +91,17 @@ class TestWorkers:
     def test_a_resumed_run_gives_the_same_bits(self, split, supervised, optimizer):
         settings = {"shards": 2, "replicas": 2, "split": split, "optimizer": optimizer}
         settings |= {"momentum": 0.9} if optimizer == "sgd" else {}
-        given, asked, states = self.given(split, supervised), [], []
+        settings |= {"learning_rate": 0.01}
+        given, asked, states = self.given(split, supervised), count(1), []
 
         def stop():
-            asked.append(True)
-            return len(asked) > 13  # an epoch has 10
-
-        def save(state, *, done, final):
-            states.append(state())
+            return next(asked) > 13  # an epoch has 10
 
         with pytest.raises(RunInterrupted):
-            tuned(*given, stop=stop, save=save, learning_rate=0.01, **settings)
-        whole = tuned(*given, learning_rate=0.01, **settings)
+            tuned(*given, stop=stop, save=lambda state, **_: states.append(state()), **settings)
+        whole = tuned(*given, **settings)
         for state in states:  # after the first epoch, and in the second
-            again = tuned(*given, resume=state, learning_rate=0.01, **settings)
+            again = tuned(*given, resume=state, **settings)
             assert again.parameters_sha256 == whole.parameters_sha256
         assert len(states) == 2
 

@@ -11,13 +11,7 @@ from minibatches import train as take_step
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import (
-    Descent,
-    LineSearches,
-    Update,
-    adam,
-    gradient_descent,
-)
+from syncpretrain.finetuning.optimizers import Descent, LineSearches, Update, adam, gradient_descent
 from syncpretrain.kernels.optimizers import sgd_step
 
 CURVATURE = np.linspace(0.1, 3, 50)
@@ -34,10 +28,9 @@ def start():
 
 def make_network(dtype=np.float64, units="bernoulli", seed=1, **options):
     draw = np.random.default_rng(seed)
-    shapes = [(6, 4), (4, 6)]
     chain = [
         Affine(draw.normal(size=s).astype(dtype), draw.normal(size=s[1]).astype(dtype), units)
-        for s in shapes
+        for s in ((6, 4), (4, 6))
     ]
     return Network(chain, loss="squared", batch_size=20, **options)
 
