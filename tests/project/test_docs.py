@@ -24,6 +24,7 @@ from syncpretrain.cli.program import COMMANDS
 from syncpretrain.models.export.formats import EXPORT_FORMATS
 from syncpretrain.plot.canvas import save_label_curve
 
+pytestmark = pytest.mark.usefixtures("offline")
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in BLOCKS if "not run" not in block.marks]
@@ -60,13 +61,6 @@ NOT_OURS |= {"--compare", "--cpu", "--emulated", "--every", "--hosts", "--limit"
 NOT_OURS |= {"--only", "--peers", "--python", "--quiet", "--rounds", "--rows", "--sanitize"}
 NOT_OURS |= {"--seconds", "--share", "--sleep", "--steps", "--tables", "--through", "--times"}
 NOT_OURS |= {"--turns", "--units", "--write"}
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
-    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
-    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module", autouse=True)
