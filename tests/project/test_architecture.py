@@ -6,12 +6,20 @@ A rule is one test of all modules, which lists those that break it.
 import ast
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from docblocks import tabled
-from packagemodules import MODULES, NAMES, ROOT, imports, knowledge, own_imports, package, parsed
 
+import syncpretrain
+
+PREFIX, PACKAGE = "syncpretrain.", Path(syncpretrain.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+NAMES = list(MODULES)
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LISTED = tabled(DOCS / "architecture.rst")  # from the bottom up
@@ -19,6 +27,35 @@ ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rs
 GROUND = {"array_files", "errors", "events", "rng", "shapes", "storage"}
 QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
+
+
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """Return the full names that a module imports, for types and inside functions too."""
+    found = set()
+    for node in ast.walk(parsed(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}: a relative import"
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
+
+
+@cache
+def own_imports(name: str) -> frozenset[str]:
+    """Return the modules of this library that a module imports, the packages left out."""
+    found = {x.removeprefix(PREFIX) for x in imports(name) if x.startswith(PREFIX)}
+    return frozenset(found & (MODULES.keys() - {name, name.rpartition(".")[0]}))
+
+
+def package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def assigned(name: str) -> set[str]:
@@ -35,7 +72,7 @@ def assigned(name: str) -> set[str]:
 
 def foreign(name: str) -> set[str]:
     """Return the top packages that a module imports, anywhere in it."""
-    return {package(x) for x in imports(name, lazy=True)}
+    return {package(x) for x in imports(name)}
 
 
 def inside(name: str, folder: str) -> bool:
@@ -57,12 +94,12 @@ def imported_from(names: Iterable[str], packages: set[str]) -> dict[str, set[str
 def test_everything_in_the_package_is_listed_once():
     tops = {package(name) for name in NAMES} - {"__init__", "__main__"}
     assert sorted(ORDER) == sorted(tops)
-    assert all((ROOT / name).exists() for name in LISTED)
+    assert all((PACKAGE / name).exists() for name in LISTED)
 
 
 def test_imports_go_up_the_list():
     modules = [name for name in NAMES if not name.startswith("__")]
-    pairs = [(n, x) for n in modules for x in own_imports(n, lazy=True)]
+    pairs = [(n, x) for n in modules for x in own_imports(n)]
     assert not [
         f"{name} imports {imported}, which is listed below it"
         for name, imported in pairs
@@ -72,13 +109,12 @@ def test_imports_go_up_the_list():
 
 @pytest.mark.parametrize(("name", "known"), [("units", {"errors"}), ("shapes", {"units", *GROUND})])
 def test_units_and_shapes_know_less_than_what_is_listed_above_them(name, known):
-    found = {package(x) for own in within(name) for x in own_imports(own, lazy=True)}
+    found = {package(x) for own in within(name) for x in own_imports(own)}
     assert found <= {name, *known}
 
 
-def test_there_is_no_cycle_of_knowledge():
-    """Imports for types and inside functions count."""
-    graph = {name: knowledge(name) for name in NAMES}
+def test_there_is_no_cycle():
+    graph = {name: own_imports(name) for name in NAMES}
     while graph:
         leaves = [name for name, needs in graph.items() if not needs & graph.keys()]
         assert leaves, f"a cycle among {sorted(graph)}"
@@ -96,7 +132,7 @@ def test_the_schedule_is_pure():
     allowed |= {"itertools", "typing", "syncpretrain"}
     for name in within("schedule"):
         assert foreign(name) <= allowed, f"{name}: no threads, clocks or arrays"
-        others = {x for x in own_imports(name, lazy=True) if not inside(x, "schedule")}
+        others = {x for x in own_imports(name) if not inside(x, "schedule")}
         assert others <= {"errors"}, name
 
 
@@ -105,7 +141,7 @@ def test_the_kernels_are_pure_functions_of_arrays():
     impure = imported_from(names, INPUT_OUTPUT | THREADS | {"time", "random"})
     assert impure == {"kernels.native": {"os"}}
     for name in names:
-        others = {x for x in own_imports(name, lazy=True) if package(x) != "kernels"}
+        others = {x for x in own_imports(name) if package(x) != "kernels"}
         assert {x for x in others if not inside(x, "units")} <= {"rng", "errors", "shapes"}, (
             f"{name}: what is drawn is a function of its address"
         )
@@ -125,7 +161,7 @@ def test_only_the_runtime_starts_or_waits_for_workers():
 
 def test_only_the_command_line_imports_the_command_line():
     others = [name for name in NAMES if package(name) not in ("cli", "__main__")]
-    commands = {name: own_imports(name, lazy=True) & set(within("cli")) for name in others}
+    commands = {name: own_imports(name) & set(within("cli")) for name in others}
     assert not {name: found for name, found in commands.items() if found}
     assert not imported_from(others, {"click"})
 
@@ -215,7 +251,7 @@ def is_abstract(node: ast.AST) -> bool:
 
 
 def test_the_package_stays_within_its_budgets():
-    importers = {name: [x for x in NAMES if name in knowledge(x)] for name in NAMES}
+    importers = {name: [x for x in NAMES if name in own_imports(x)] for name in NAMES}
     folder = {name: name.rpartition(".")[0] for name in NAMES}
     found = {
         "files": len(NAMES),
