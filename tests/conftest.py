@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -189,10 +190,7 @@ def template() -> Iterator[forkedlayers.Template | None]:
 @pytest.fixture(scope="module")
 def forked_layers(template: forkedlayers.Template | None) -> Iterator[None]:
     """Start the processes of layers in a hundredth of a second; see forkedlayers.py."""
-    if template is None:
-        yield
-        return
-    with forkedlayers.forked(template):
+    with nullcontext() if template is None else forkedlayers.forked(template):
         yield
 
 

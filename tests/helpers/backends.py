@@ -47,11 +47,8 @@ def backend_of(name: str, monkeypatch) -> Backend:
         pytest.skip(f"no CUDA GPU here: {NO_GPU}")
     if name in STAND_INS and fakecuda.COMPILER is None:
         pytest.skip("no g++ here to compile the kernels' source for the CPU")
-    cupy = (
-        import_cupy()
-        if name == "cupy"
-        else fakecupy.install(monkeypatch, deferred=name == "deferred")
-    )
+    is_late = name == "deferred"
+    cupy = import_cupy() if name == "cupy" else fakecupy.install(monkeypatch, deferred=is_late)
     backend = CupyBackend(cupy)
     register(backend.array_type, dict(backend.forms))
     return backend

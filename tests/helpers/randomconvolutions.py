@@ -40,15 +40,8 @@ def convolutional_stack(text, *, units=None, tied=True, model="rbm", scaling=Non
     """Return a stack of random layers; ``units`` are the kinds from the input up."""
     shapes = settings_from(text, model="denoising").pretrain.shapes
     units = units or ("bernoulli",) * (len(shapes) + 1)
-    layers = [
-        random_layer(
-            shape,
-            tied=tied,
-            seed=i,
-            visible_units=kind_of(below).above,
-            hidden_units=above,
-            model=model,
-        )
-        for i, (shape, (below, above)) in enumerate(zip(shapes, pairwise(units), strict=True))
-    ]
+    layers = []
+    for i, (shape, (below, above)) in enumerate(zip(shapes, pairwise(units), strict=True)):
+        own = {"visible_units": kind_of(below).above, "hidden_units": above, "model": model}
+        layers.append(random_layer(shape, tied=tied, seed=i, **own))
     return Stack(tuple(layers), info or {}, scaling)

@@ -37,17 +37,10 @@ def normal_stack(
         values = (scale * draw.normal(size=size)).astype(np.float32)
         return values.T if transposed else values
 
-    layers = [
-        DenseLayer(
-            normal(v, h),
-            normal(h),
-            normal(v),
-            None if tied else normal(h, v),
-            above,
-            kind_of(below).above,
-        )
-        for (v, h), (below, above) in zip(pairwise(widths), pairwise(units), strict=True)
-    ]
+    layers = []
+    for (v, h), (below, above) in zip(pairwise(widths), pairwise(units), strict=True):
+        arrays = normal(v, h), normal(h), normal(v), None if tied else normal(h, v)
+        layers.append(DenseLayer(*arrays, above, kind_of(below).above))
     return Stack(tuple(layers), info or {}, scaling)
 
 
