@@ -190,11 +190,7 @@ def test_columns_wait_where_they_meet():
 @pytest.mark.parametrize(
     ("text", "asked", "message"),
     [
-        (
-            TEXT,
-            {"shards": 3},
-            "finetune_shards: got 3 for the split by columns, of which these",
-        ),
+        (TEXT, {"shards": 3}, "finetune_shards: got 3 for the split by columns, of which these"),
         (TEXT.replace("/2", ""), {}, "finetune_split: got columns for layers without them"),
     ],
 )

@@ -60,10 +60,9 @@ def test_the_bits_are_those_of_one_process(stack, bits, oracle, size, names):
             found = tune(stack, bits, **VARIANTS[name])
             assert found.parameters_sha256 == oracle[name].parameters_sha256, name
             assert found.history.finetune == oracle[name].history.finetune, name
+    wanted = [oracle[name].parameters_sha256 for name in names]
     for told in ranks.told:
-        assert [ended.value.parameters_sha256 for ended in told] == [
-            oracle[name].parameters_sha256 for name in names
-        ]
+        assert [ended.value.parameters_sha256 for ended in told] == wanted
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])

@@ -42,12 +42,8 @@ HANDOFFS = {
     "async": {"schedule": "async"},  # one replica, which reads what it wrote
     "async minibatch": {"schedule": "async", "handoff": "minibatch", "push_every": 4},
 }
-STATES = {
-    "epoch": EPOCHS_STATE,
-    "minibatch": STREAM_STATE,
-    "async": ASYNC_STATE,
-    "async minibatch": ASYNC_STATE,
-}
+STATES = {"epoch": EPOCHS_STATE, "minibatch": STREAM_STATE}
+STATES |= {"async": ASYNC_STATE, "async minibatch": ASYNC_STATE}
 EPOCH, STREAM, ASYNC = ("epoch",), ("epoch", "minibatch"), ("async", "async minibatch")
 LEARNERS: dict[str, dict[str, Any]] = {
     "rbm": {},
@@ -56,10 +52,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "convolutional": {"layers": "1x4x4,conv:4x2,10,5"},
 }
 POOLED = "1x4x4,conv:3x3,pool:2{},8,5"
-CONVOLUTIONS = {
-    f"convolutional {name}": {"layers": POOLED.format(""), **model}
-    for name, model in MODELS.items()
-}
+WITH_POOLS = {"layers": POOLED.format("")}
+CONVOLUTIONS = {f"convolutional {name}": WITH_POOLS | model for name, model in MODELS.items()}
 ROUNDED = {"precision": "bfloat16"}
 DENOISING = {"model": "denoising", "corruption": "masking:0.3", "tied": False}
 BY_DRIFT = {"learning_rate": 0.3, "momentum": "0.5:2,0.9", "batch_size": 20}
@@ -75,7 +69,7 @@ BOTH: dict[str, dict[str, Any]] = {
     "bfloat16 denoising": ROUNDED | DENOISING,
     # Layer 2 is wide enough for steps in pieces.
     "pieces": {"layers": (16, 300, 300, 5), "batch_size": 50, "products": "own", "cd_steps": 2},
-    "bfloat16 convolutions": {"layers": POOLED.format(""), **ROUNDED},
+    "bfloat16 convolutions": WITH_POOLS | ROUNDED,
     "sparse counts": {"data": "sparse", "visible_units": "counts"},
     "sparse gaussian": {"data": "sparse", "visible_units": "gaussian", "sample_visible": True},
     "missing": {"data": "holes"},
@@ -83,12 +77,10 @@ BOTH: dict[str, dict[str, Any]] = {
     "blocks of units": {"data": "mixed", "visible_units": MIXTURE},
     "sampled input": {"sample_input": True},
     "sampled input, missing": {"data": "holes", "sample_input": True, "persistent": True},
-    "sampled input of convolutions": {"layers": POOLED.format(""), "sample_input": True},
+    "sampled input of convolutions": WITH_POOLS | {"sample_input": True},
     "chains": CHAINS,
     "chains of blocks": {"data": "mixed", "visible_units": MIXTURE, **CHAINS},
-    "chains of convolutions": {
-        **{"layers": POOLED.format(""), "persistent": True, "hidden_dropout": (0.3, 0.2, 0)},
-    },
+    "chains of convolutions": WITH_POOLS | {"persistent": True, "hidden_dropout": (0.3, 0.2, 0)},
     "chains, missing": {"data": "holes", **CHAINS},
     "chains, sparse counts": {"data": "sparse", "visible_units": "counts", **CHAINS},
     "blocks of an autoencoder": {"data": "mixed", "visible_units": MIXTURE, "model": "autoencoder"},
@@ -112,7 +104,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         "waking, rounds": WAKING | {"schedule": "rounds"},
         "waking, to the end of layer 1": WAKING | {"finish": "first-layer"},
         "settling": SETTLING,
-        "settling convolutions": SETTLING | {"layers": POOLED.format(""), "model": "denoising"},
+        "settling convolutions": SETTLING | WITH_POOLS | {"model": "denoising"},
         "settling, greedy": SETTLING | {"schedule": "greedy", "blas_threads": 1},
         "both": SETTLING | {"refresh_epochs": 1, "refresh_when": "drift:0.05"},
     },
@@ -125,6 +117,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # What several workers of a layer share.
+FILTERS = {"split": "filters", "layers": TEXT, "shards": (4, 4, 1)}
 SPLIT: dict[str, dict[str, Any]] = {
     "units": {"split": "units", "cd_steps": 2},
     "examples": {"persistent": True},
@@ -139,12 +132,10 @@ SPLIT: dict[str, dict[str, Any]] = {
     "bfloat16": ROUNDED,
     "bfloat16 denoising": ROUNDED | DENOISING,
     "counts": {"data": "sparse", "visible_units": "counts"},
-    "filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1)},
-    "filters of a denoising layer": {
-        **{"split": "filters", "layers": TEXT, "shards": (4, 4, 1), "model": "denoising"}
-    },
+    "filters": FILTERS,
+    "filters of a denoising layer": FILTERS | {"model": "denoising"},
     "hybrid": {"split": "hybrid", "layers": TEXT},
-    "bfloat16 filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1), **ROUNDED},
+    "bfloat16 filters": FILTERS | ROUNDED,
     **CONVOLUTIONS,
 }
 OF_DRIVERS = {"weights", "observers", "replay", "times", "restarts"}
@@ -234,24 +225,19 @@ def futures() -> Iterator[None]:
         yield
 
 
-SHARED = {"shards": (4, 2, 1), "replicas": (4, 2, 1)}
+SHARED = {"options": {"shards": (4, 2, 1), "replicas": (4, 2, 1)}, "handoffs": STREAM}
+SHARED_BY_FOUR = SHARED | {"options": SHARED["options"] | {"workers": 4}}
 ON_RANK = {"place": r" on rank \d on .*", "kill": lose_rank}
 ON_RANK["death"] = r"rank \d on .* \(process \d+\) has left"
 IN_PROCESS = {"kill": kill_process, "death": r"its process \d+ was killed by SIGKILL"}
 IN_PROCESS["replaces"] = True
 RUNTIMES = {
     "threads": Runtime("threads"),
-    "threads that share layers": Runtime(
-        "threads", options=SHARED | {"workers": 4}, handoffs=STREAM
-    ),
+    "threads that share layers": Runtime("threads", **SHARED_BY_FOUR),
     "processes": Runtime("processes", **IN_PROCESS),
-    "processes that share layers": Runtime(
-        "processes", options=SHARED, handoffs=STREAM, **IN_PROCESS
-    ),
+    "processes that share layers": Runtime("processes", **SHARED, **IN_PROCESS),
     "ranks": Runtime("mpi", partial(local_ranks, 4), plans=(0, 2), **ON_RANK),
-    "ranks that share layers": Runtime(
-        "mpi", partial(local_ranks, 7), options=SHARED, handoffs=STREAM, **ON_RANK
-    ),
+    "ranks that share layers": Runtime("mpi", partial(local_ranks, 7), **SHARED, **ON_RANK),
     "layers that share ranks": Runtime(
         "mpi", partial(local_ranks, 3), handoffs=STREAM, plans=(1, 2), **ON_RANK
     ),

@@ -520,9 +520,8 @@ class ndarray:  # noqa: N801 - CuPy's name
     def __array_ufunc__(self, ufunc, method: str, *inputs, **options):
         name = ufunc.__name__
         if name == "matmul" and recording() is not None:
-            raise NotImplementedError(
-                "calling cuBLAS API during stream capture is currently unsupported"
-            )
+            text = "calling cuBLAS API during stream capture is currently unsupported"
+            raise NotImplementedError(text)
         if method != "__call__" or not options.keys() <= {"out", "dtype", "casting"}:
             raise TypeError(f"{name}: CuPy has no {method} with {sorted(options)}")
         note(name)
@@ -538,9 +537,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         name = function.__name__
         name = "max" if name == "amax" else name
         if name not in FUNCTIONS:
-            raise TypeError(
-                f"{name} is not in the stand-in for CuPy; see tests/helpers/fakecupy.py"
-            )
+            raise TypeError(f"{name} is not in the stand-in for CuPy: tests/helpers/fakecupy.py")
         unknown = kwargs.keys() - FUNCTIONS[name]
         if unknown:
             raise TypeError(f"{name}() got an unexpected keyword argument {unknown.pop()!r}")
@@ -646,22 +643,17 @@ def _delegate(name: str):
     def method(self: ndarray, *args, **options):
         note(name)
         given = {key: unwrap(value, name) for key, value in options.items()}
-        return called(
-            lambda own, *more: getattr(own, name)(*more, **given),
-            name,
-            (self, *args),
-            options.get("out"),
-        )
+        function = lambda own, *more: getattr(own, name)(*more, **given)  # noqa: E731
+        return called(function, name, (self, *args), options.get("out"))
 
     return method
 
 
-def _operator(name: str, ufunc, kind: str):
+def _operator(ufunc, kind: str):
     def operator(self: ndarray, other):
         pair = (other, self) if kind == "r" else (self, other)
-        return self.__array_ufunc__(
-            ufunc, "__call__", *pair, **({"out": (self,)} if kind == "i" else {})
-        )
+        options = {"out": (self,)} if kind == "i" else {}
+        return self.__array_ufunc__(ufunc, "__call__", *pair, **options)
 
     return operator
 
@@ -680,7 +672,7 @@ for _name, _ufunc in {
     "and": np.bitwise_and,
 }.items():
     for _kind in ("", "r", "i"):
-        setattr(ndarray, f"__{_kind}{_name}__", _operator(_name, _ufunc, _kind))
+        setattr(ndarray, f"__{_kind}{_name}__", _operator(_ufunc, _kind))
 for _name, _ufunc in {
     "lt": np.less,
     "le": np.less_equal,
@@ -689,7 +681,7 @@ for _name, _ufunc in {
     "eq": np.equal,
     "ne": np.not_equal,
 }.items():
-    setattr(ndarray, f"__{_name}__", _operator(_name, _ufunc, ""))
+    setattr(ndarray, f"__{_name}__", _operator(_ufunc, ""))
 ndarray.__neg__ = lambda self: self.__array_ufunc__(  # type: ignore[attr-defined]
     np.negative, "__call__", self
 )
@@ -765,6 +757,10 @@ def alloc_pinned_memory(size: int):
     return memory
 
 
+def by_name(*parts):
+    return {part.__name__: part for part in parts}
+
+
 def fake_cupy(devices: int = DEVICES) -> ModuleType:
     """Return a module that can stand in ``sys.modules`` as cupy."""
     module = ModuleType("cupy")
@@ -786,28 +782,17 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
     )
     vars(module).update(
         __version__="14.2.0",
-        ndarray=ndarray,
-        asarray=asarray,
-        RawModule=RawModule,
-        empty=empty,
-        zeros=creating(np.zeros),
-        ones=creating(np.ones),
+        **by_name(ndarray, asarray, RawModule, empty),
+        **{each.__name__: creating(each) for each in (np.zeros, np.ones, np.full)},
         empty_like=lambda array: empty(array.shape, dtype=array.dtype),
         get_default_memory_pool=lambda: DefaultPool("memory"),
         get_default_pinned_memory_pool=lambda: DefaultPool("pinned memory"),
-        full=creating(np.full),
         float32=np.float32,
         cuda=SimpleNamespace(
-            Device=Device,
-            Event=Event,
-            Memory=Memory,
-            MemoryPointer=MemoryPointer,
-            MemoryPool=MemoryPool,
-            Stream=Stream,
-            alloc_pinned_memory=alloc_pinned_memory,
+            **by_name(Device, Event, Memory, MemoryPointer, MemoryPool, Stream),
+            **by_name(alloc_pinned_memory, get_current_stream),
             compiler=SimpleNamespace(CompileException=CompileException),
             device=SimpleNamespace(get_cublas_handle=lambda: 0),
-            get_current_stream=get_current_stream,
             is_available=lambda: devices > 0,
             runtime=runtime,
             using_allocator=UsingAllocator,
@@ -824,15 +809,8 @@ def install(monkeypatch, devices: int = DEVICES, *, deferred: bool = False) -> M
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(sys.modules[__name__], "_is_deferred", deferred)
     monkeypatch.setattr(cublas, "load_library", lambda cupy: importlib.import_module("fakecublas"))
-    _queues.clear()
-    _graphs.clear()
-    _readable.clear()
-    log.clear()
-    uploads.clear()
-    left.clear()
-    freed.clear()
-    room.clear()
-    _made.clear()
+    for each in (_queues, _graphs, _readable, log, uploads, left, freed, room, _made):
+        each.clear()
     cuda_kernels.kernels_of.cache_clear()  # of the modules before
     cupy_backend._streams.cache_clear()
     return module

@@ -1,8 +1,8 @@
 """The simulation of clusters against small cases worked out by hand, and its bounds."""
 
 import json
-import math
 from dataclasses import replace
+from math import inf
 from typing import ClassVar
 
 import msgspec
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.planning.candidates import Task, settings_with, simulated
+from syncpretrain.planning.scaling import job as texts
 from syncpretrain.planning.scaling.curves import (
     WAYS,
     Exchange,
@@ -22,15 +23,7 @@ from syncpretrain.planning.scaling.curves import (
     scaled,
     serve,
 )
-from syncpretrain.planning.scaling.job import (
-    Job,
-    Placed,
-    bandwidth_from,
-    devices_from,
-    latency_from,
-    place,
-    replicas_from,
-)
+from syncpretrain.planning.scaling.job import Job, Placed, place
 from syncpretrain.planning.scaling.work import (
     GroupWork,
     LayerCosts,
@@ -76,9 +69,9 @@ class TestNetwork:
         assert Network(1.0).broadcast(8, 3) == 16
 
     def test_latency_counts_in_turns(self):
-        assert Network(math.inf, 1.0, "ring").reduce(8, 4) == 6
-        assert Network(math.inf, 1.0, "tree").reduce(8, 4) == 4
-        assert Network(math.inf, 1.0).reduce(8, 1024) == 20, "the tree is taken"
+        assert Network(inf, 1.0, "ring").reduce(8, 4) == 6
+        assert Network(inf, 1.0, "tree").reduce(8, 4) == 4
+        assert Network(inf, 1.0).reduce(8, 1024) == 20, "the tree is taken"
 
     def test_one_device_exchanges_nothing(self):
         network = Network(1.0, 1.0, "star")
@@ -424,24 +417,24 @@ class TestCores:
 
 
 TEXTS = {
-    bandwidth_from: {"10Gb/s": 1.25e9, "1.2GB/s": 1.2e9, "8Mb/s": 1e6, "5B/s": 5, "inf": math.inf},
-    latency_from: {"20us": 2e-5, "1.5ms": 1.5e-3, "0s": 0},
-    devices_from: {
+    texts.bandwidth_from: {"10Gb/s": 1.25e9, "1.2GB/s": 1.2e9, "8Mb/s": 1e6, "5B/s": 5, "inf": inf},
+    texts.latency_from: {"20us": 2e-5, "1.5ms": 1.5e-3, "0s": 0},
+    texts.devices_from: {
         "3": (3,),
         "1,2,4,...,16": (1, 2, 4, 8, 16),
         "1,2,...,4": (1, 2, 3, 4),
         "2,4,6,...,10": (2, 4, 6, 8, 10),
     },
-    replicas_from: {"auto": "auto", "2,1": (2, 1)},
+    texts.replicas_from: {"auto": "auto", "2,1": (2, 1)},
 }
 WRONG_TEXTS = {
-    bandwidth_from: ["", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan"],
-    latency_from: ["20", "1h", "-1s", "..s"],
-    devices_from: [
+    texts.bandwidth_from: ["", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan"],
+    texts.latency_from: ["20", "1h", "-1s", "..s"],
+    texts.devices_from: [
         *("", "0", "0,1,...,4", "0,1,2,...,4", "1,...", "...,4", "1,2,...,4,5", "x"),
         *("1,2,4,...,9", "2,1,...,4", "1,1,...,2", "99999999"),
     ],
-    replicas_from: ["", "some", "1,x", "1.5", "2,0", "-1"],
+    texts.replicas_from: ["", "some", "1,x", "1.5", "2,0", "-1"],
 }
 
 
@@ -452,7 +445,7 @@ class TestTexts:
     )
     def test_numbers_with_units_and_lists(self, parse, text, expected):
         found = parse(text)
-        assert found == (pytest.approx(expected) if parse is latency_from else expected)
+        assert found == (pytest.approx(expected) if parse is texts.latency_from else expected)
 
     @pytest.mark.parametrize(
         ("parse", "text"), [(parse, text) for parse, own in WRONG_TEXTS.items() for text in own]
