@@ -189,7 +189,7 @@ def gpu(cupy, driver=None):
     return {"cupy": cupy, "driver_version": lambda: driver, **lacks}
 
 
-ALONE = "1 core: BLAS 100 GFLOP/s"
+ALONE, LACKING = "1 core: BLAS 100 GFLOP/s", "NVIDIA A1.*libcublas is not found; install it$"
 CHECKS = [  # stand-ins; status, words that are found and words of the advice, and facts
     ("cores", on_cores(1), "warning", "^1 of 8 cores usable$", "more than one core", {}),
     ("cores", on_cores(4), "ok", "^4 of 8 cores usable$", "quota", {}),
@@ -211,10 +211,7 @@ CHECKS = [  # stand-ins; status, words that are found and words of the advice, a
     ("gpu", gpu(None, 12040), "warning", "CUDA 12.4", r"Install syncpretrain\[cuda12\]\.", {}),
     ("gpu", gpu(None, 13000), "warning", "", r"Install syncpretrain\[cuda13\]\.", {}),
     ("gpu", gpu(fake_cupy(False)), "warning", "", "driver", {"devices": []}),
-    (
-        *("gpu", gpu(fake_cupy(True)), "problem"),
-        *("NVIDIA A1.*libcublas is not found; install it$", "takes the CPU", {"devices": DEVICES}),
-    ),
+    ("gpu", gpu(fake_cupy(True)), "problem", LACKING, "takes the CPU", {"devices": DEVICES}),
 ]
 
 

@@ -24,61 +24,52 @@ def cost(*seconds: float, transform: float = 0.0, validation: float = 0.0, slow:
     return EpochCost(train, {1: transform}, validation, slow)
 
 
-# What is run, its options, and the seconds that it takes.
+def case(costs, seconds, **options):
+    return costs, seconds, options
+
+
 ONE_CORE = [cost(4, validation=0.5), cost(2, transform=1, validation=0.25)]
 ELASTIC, CROWDED = [cost(4, 2)] * 2, [cost(2, slow=1.5)] * 2
-TWO_EPOCHS, TIMED_TOGETHER = {"epochs": 2, "workers": 2}, [cost(2, 1.25, slow=1.5)]
+BY_NUMBER = [EpochCost({1: 8, 2: 4, 4: 2}, {1: 0})]
+SHARED_TRANSFORM = [cost(1), EpochCost({1: 1}, {1: 2, 2: 1})]
 BY_HAND = {
-    "one core, greedy, makes layer 2's input once": (
-        *(ONE_CORE, {"epochs": 3, "schedule": "greedy"}),
-        3 * 4.5 + 1 + 3 * 2.25,
+    "one core, greedy, makes layer 2's input once": case(
+        ONE_CORE, 3 * 4.5 + 1 + 3 * 2.25, epochs=3, schedule="greedy"
     ),
-    "one core, in lockstep, makes it in every epoch": (
-        *(ONE_CORE, {"epochs": 3}),
-        3 * (4.5 + 1 + 2.25),
+    "one core, in lockstep, makes it in every epoch": case(
+        ONE_CORE, 3 * (4.5 + 1 + 2.25), epochs=3
     ),
-    "equal layers take one epoch more than one": ([cost(3)] * 2, {"epochs": 5, "workers": 2}, 18),
-    "a slower first layer sets the pace": ([cost(4), cost(1)], {"epochs": 5, "workers": 2}, 21),
-    "a slower last layer sets the pace": ([cost(1), cost(4)], {"epochs": 5, "workers": 2}, 21),
+    "equal layers take one epoch more than one": case([cost(3)] * 2, 6 * 3, epochs=5, workers=2),
+    "a slower first layer sets the pace": case([cost(4), cost(1)], 21, epochs=5, workers=2),
+    "a slower last layer sets the pace": case([cost(1), cost(4)], 21, epochs=5, workers=2),
     # Layer 1 has both cores for its first epoch, one as soon as layer 2 is awake, and layer 2
     # has both again in the end.
-    "a spare core goes to either layer": (ELASTIC, TWO_EPOCHS | {"replicas": [2, 2]}, 2 + 4 + 2),
-    "a spare core goes to layer 1": (ELASTIC, TWO_EPOCHS | {"replicas": [2, 1]}, 2 + 4 + 4),
-    "a spare core goes to none": (ELASTIC, TWO_EPOCHS, 3 * 4),
+    "a spare core": case(ELASTIC, 2 + 4 + 2, epochs=2, workers=2, replicas=[2, 2]),
+    "a spare core for layer 1": case(ELASTIC, 2 + 4 + 4, epochs=2, workers=2, replicas=[2, 1]),
+    "no use for a spare core": case(ELASTIC, 3 * 4, epochs=2, workers=2),
     # Layer 1's second epoch (6 s) has one core until layer 2 is done with its first (2 s), then
     # both for the 4 s of work that are left.
-    "workers that come within an epoch speed up the rest": (
-        *([cost(6, 3), cost(2)], TWO_EPOCHS | {"replicas": [2, 1]}),
-        3 + 2 + 4 / 2 + 2,
+    "workers that come within an epoch speed up the rest": case(
+        [cost(6, 3), cost(2)], 3 + 2 + 4 / 2 + 2, epochs=2, workers=2, replicas=[2, 1]
     ),
-    "busy cores slow each other": (CROWDED, {"epochs": 3, "workers": 2}, 2 + 2 * 2 * 1.5 + 2),
-    "what was timed with all workers is not slowed again": (
-        *(TIMED_TOGETHER, {"epochs": 4, "workers": 2, "replicas": [2]}),
-        5,
+    # Alone, together twice, alone.
+    "busy cores slow each other": case(CROWDED, 2 + 2 * 2 * 1.5 + 2, epochs=3, workers=2),
+    "what was timed with all workers is not slowed again": case(
+        [cost(2, 1.25, slow=1.5)], 5, epochs=4, workers=2, replicas=[2]
     ),
     # Two of three workers are busy: half of what all three lose.
-    "contention grows with the busy cores": (CROWDED, {"epochs": 2, "workers": 3}, 2 + 2.5 + 2),
-    "validation takes one worker": (
-        *([cost(4, 2, validation=1)], TWO_EPOCHS | {"replicas": [2]}),
-        2 * 3,
+    "contention grows with the cores": case(CROWDED, 2 + 2 * 1.25 + 2, epochs=2, workers=3),
+    "validation takes one worker": case(
+        [cost(4, 2, validation=1)], 2 * 3, epochs=2, workers=2, replicas=[2]
     ),
-    "transforms are shared too": (
-        *([cost(1), EpochCost({1: 1}, {1: 2, 2: 1})], {"workers": 2, "replicas": [1, 2]}),
-        1 + 1 + 1,
-    ),
-    "between two numbers of workers the lower counts": (
-        *([EpochCost({1: 8, 2: 4, 4: 2}, {1: 0})], {"workers": 3, "replicas": [3]}),
-        4,
-    ),
-    "above all numbers of workers the highest counts": (
-        *([EpochCost({1: 8, 2: 4, 4: 2}, {1: 0})], {"workers": 8, "replicas": [8]}),
-        2,
-    ),
+    "transforms are shared too": case(SHARED_TRANSFORM, 1 + 1 + 1, workers=2, replicas=[1, 2]),
+    "between two numbers of workers the lower counts": case(BY_NUMBER, 4, workers=3, replicas=[3]),
+    "above all numbers the highest counts": case(BY_NUMBER, 2, workers=8, replicas=[8]),
 }
 
 
-@pytest.mark.parametrize(("costs", "options", "seconds"), BY_HAND.values(), ids=BY_HAND)
-def test_a_small_run_takes_as_long_as_by_hand(costs, options, seconds):
+@pytest.mark.parametrize(("costs", "seconds", "options"), BY_HAND.values(), ids=BY_HAND)
+def test_a_small_run_takes_as_long_as_by_hand(costs, seconds, options):
     assert run(costs, **options).seconds == pytest.approx(seconds)
 
 
