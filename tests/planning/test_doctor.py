@@ -190,6 +190,8 @@ def gpu(cupy, driver=None):
 
 
 ALONE, LACKING = "1 core: BLAS 100 GFLOP/s", "NVIDIA A1.*libcublas is not found; install it$"
+BOTH = "2 cores: BLAS 200, own products 300 GFLOP/s"
+GFLOPS = {1: {"blas": 100}, 2: {"own": 300, "blas": 200}}
 CHECKS = [  # stand-ins; status, words that are found and words of the advice, and facts
     ("cores", on_cores(1), "warning", "^1 of 8 cores usable$", "more than one core", {}),
     ("cores", on_cores(4), "ok", "^4 of 8 cores usable$", "quota", {}),
@@ -206,7 +208,7 @@ CHECKS = [  # stand-ins; status, words that are found and words of the advice, a
     ("speed", speeds(8, 300.0), "warning", "", "--workers 3", {"scaling": 3}),
     ("speed", speeds(8, 400.0), "ok", "", "", {"scaling": 4}),
     ("float32", peaks(1), "ok", f"^{ALONE}$", "", {"gflops_by_cores": {1: {"blas": 100}}}),
-    ("float32", peaks(2), "ok", f"^{ALONE}; 2 cores: BLAS 200, own products 300 GFLOP/s$", "", {}),
+    ("float32", peaks(2), "ok", f"^{ALONE}; {BOTH}$", "", {"gflops_by_cores": GFLOPS}),
     ("gpu", gpu(None), "ok", "", r"syncpretrain\[cuda12\] or syncpretrain\[cuda13\]", {}),
     ("gpu", gpu(None, 12040), "warning", "CUDA 12.4", r"Install syncpretrain\[cuda12\]\.", {}),
     ("gpu", gpu(None, 13000), "warning", "", r"Install syncpretrain\[cuda13\]\.", {}),
