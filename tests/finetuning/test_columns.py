@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from barpictures import bars, tuned, untrained
+from barpictures import tuned, untrained
 from commandline import exit_status
 from linkedchains import DROPOUTS, dense, down, examples, up
 from minibatches import gradient, loss_of, place, train
@@ -148,13 +148,13 @@ OPTIONS = {"batch_size": 5, "dropout": DROPOUTS["dropout"]}
 class TestDealtOut:
     """Shards that own a column each, and of its examples some."""
 
-    def pictures(self, chain, rows, dtype):
-        x, target = examples(chain, rows, dtype)
-        x = np.random.default_rng(5).random((rows, LOWER.visible)).astype(dtype)
+    def pictures(self, chain, rows):
+        _, target = examples(chain, rows)
+        x = np.random.default_rng(5).random((rows, LOWER.visible))
         return (x, target) if chain[-1].units == "softmax" else (x, x)
 
     def test_the_gradient_is_that_of_finite_differences(self, chain, loss):
-        x, target = self.pictures(chain, 3, np.float64)
+        x, target = self.pictures(chain, 3)
         network = Network(chain, loss=loss, shards=4, split="columns", **OPTIONS)
         gradient(network, x, target, epoch=2, step=5)
         found, start = network.gradients.copy(), network.parameters.copy()
@@ -167,7 +167,7 @@ class TestDealtOut:
 
     @pytest.mark.parametrize("rows", [5, 1])
     def test_steps_are_those_of_other_splits_up_to_rounding(self, chain, loss, rows):
-        x, target = self.pictures(chain, rows, np.float64)
+        x, target = self.pictures(chain, rows)
         found = []
         for split, shards in (("examples", 1), ("filters", 3), ("hybrid", 2), ("columns", 6)):
             network = Network(chain, loss=loss, shards=shards, split=split, **OPTIONS)
@@ -187,34 +187,18 @@ def test_columns_wait_where_they_meet():
     assert network.program().length == 2 + 2 + 2 + 2 + 1
 
 
-class TestFinetuning:
-    @pytest.mark.parametrize("supervised", [True, False])
-    def test_any_number_of_workers_gives_the_same_bits(self, supervised):
-        X, y = bars()
-        stack = untrained(in_columns("1x8x8,conv:4x3:same,pool:2,conv:6x3,pool:2,8", 2))
-        options = {"shards": 4, "split": "columns", "dropout": 0.2, "epochs": 1}
-        found = {
-            tuned(stack, X, y if supervised else None, replicas=n, **options).parameters_sha256
-            for n in (1, 2, 4)
-        }
-        assert len(found) == 1
-
-    @pytest.mark.parametrize(
-        ("text", "asked", "message"),
-        [
-            (
-                TEXT,
-                {"shards": 3},
-                "finetune_shards: got 3 for the split by columns, of which these",
-            ),
-            (TEXT.replace("/2", ""), {}, "finetune_split: got columns for layers without them"),
-        ],
-    )
-    def test_what_cannot_be_dealt_out(self, text, asked, message):
-        X = np.zeros((20, 128), dtype=np.float32)
-        with pytest.raises(SettingsError) as caught:
-            tuned(untrained(text), X, split="columns", **asked)
-        assert str(caught.value).startswith(message)
+@pytest.mark.parametrize(
+    ("text", "asked", "message"),
+    [
+        (TEXT, {"shards": 3}, "finetune_shards: got 3 for the split by columns, of which these"),
+        (TEXT.replace("/2", ""), {}, "finetune_split: got columns for layers without them"),
+    ],
+)
+def test_what_cannot_be_dealt_out(text, asked, message):
+    X = np.zeros((20, 128), dtype=np.float32)
+    with pytest.raises(SettingsError) as caught:
+        tuned(untrained(text), X, split="columns", **asked)
+    assert str(caught.value).startswith(message)
 
 
 def test_the_command_line(tmp_path):

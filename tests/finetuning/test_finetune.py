@@ -2,30 +2,24 @@
 
 import copy
 from functools import partial
-from importlib import import_module
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 import pytest
 from minibatches import gradient, train
 from randomstacks import normal_stack
+from stackcomparisons import arrays_of
 
-from syncpretrain.errors import (
-    DataError,
-    DivergedError,
-    RunInterrupted,
-    SettingsError,
-    StalledError,
-)
+from syncpretrain import pretrain
+from syncpretrain.errors import DivergedError, RunInterrupted, StalledError
 from syncpretrain.events import FinetuneEpochFinished, FinetuneStarted, Progress
-from syncpretrain.finetuning import finetune
+from syncpretrain.finetuning import finetune, prepared
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import gradient_descent
 from syncpretrain.finetuning.tasks import Reconstruction
 from syncpretrain.parallel.worker_pool import WorkerPool
 
-trainer = import_module("syncpretrain.finetuning.trainer")
 SIDE = 4
 make_stack = partial(normal_stack, (16, 12, 6), scale=0.5)
 
@@ -34,10 +28,6 @@ def bars_and_stripes():
     stripes = [np.repeat(bits, SIDE).reshape(SIDE, SIDE) for bits in product((0, 1), repeat=SIDE)]
     pictures = np.array([*stripes, *(picture.T for picture in stripes)], dtype=np.float32)
     return np.unique(pictures.reshape(len(pictures), -1), axis=0)  # 30 pictures of 16 pixels
-
-
-def arrays(stack):
-    return [(name, array.copy()) for layer in stack.layers for name, array in layer.parameters()]
 
 
 def error_of(stack, X):
@@ -76,24 +66,20 @@ class TestResult:
         )
         error = train(gradient_descent(network), X, X, rate=0.25)
         assert error / len(X) == pytest.approx(error_of(stack, X), rel=1e-5)
-        found = [
-            *((x.weight, x.hidden_bias) for x in after.layers),
-            *((x.decoder_weight, x.visible_bias) for x in reversed(after.layers)),
-        ]
+        found = [(x.weight, x.hidden_bias) for x in after.layers]
+        found += [(x.decoder_weight, x.visible_bias) for x in reversed(after.layers)]
         for pair, expected in zip(found, network.chain, strict=True):
-            np.testing.assert_allclose(pair[0], expected[0], atol=1e-6)
-            np.testing.assert_allclose(pair[1], expected[1], atol=1e-6)
+            for have, want in zip(pair, expected, strict=True):
+                np.testing.assert_allclose(have, want, atol=1e-6)
 
     def test_input_stack_is_unchanged_and_nothing_is_shared(self):
         stack = make_stack(info={"epochs": [1, 1], "settings": {"seed": 3}})
-        before, info = arrays(stack), copy.deepcopy(stack.info)
+        before, info = stack.parameters_sha256, copy.deepcopy(stack.info)
         after = tuned(stack)
         after.info["settings"]["seed"] = 4
         assert stack.info == info
-        for (name, kept), (_, now) in zip(before, arrays(stack), strict=True):
-            np.testing.assert_array_equal(kept, now, err_msg=name)
-        mine = [array for layer in after.layers for _, array in layer.parameters()]
-        given = [array for layer in stack.layers for _, array in layer.parameters()]
+        assert stack.parameters_sha256 == before
+        mine, given = arrays_of(after), arrays_of(stack)
         assert not any(np.shares_memory(a, b) for a in mine for b in given)
         assert all(array.flags.c_contiguous and array.base is None for array in mine)
 
@@ -103,16 +89,14 @@ class TestResult:
         assert after.widths == (16, 12, 6)
         assert after.info["made"] == "by hand"
         (record,) = after.info["finetune"]
-        assert record["optimizer"] == "adam"
-        assert record["learning_rate"] == 0.001
-        assert (record["epochs"], record["seed"], record["examples"]) == (3, 5, 30)
+        done = {"optimizer": "adam", "learning_rate": 0.001, "epochs": 3, "seed": 5, "examples": 30}
+        assert done.items() <= record.items()
 
     def test_a_fine_tuned_stack_can_be_fine_tuned_again(self):
         X, once = bars_and_stripes(), tuned(epochs=5)
         twice = tuned(once, X, epochs=5)
         assert error_of(twice, X) < error_of(once, X)
-        assert len(twice.info["finetune"]) == 2
-        assert len(once.info["finetune"]) == 1
+        assert [len(stack.info["finetune"]) for stack in (once, twice)] == [1, 2]
 
     def test_other_seed_other_bits(self):
         assert tuned(seed=1).parameters_sha256 != tuned(seed=2).parameters_sha256
@@ -130,18 +114,14 @@ class TestEvents:
         assert [event.time for event in events] == sorted(event.time for event in events)
         assert epochs[-1].validation_error == pytest.approx(error_of(after, X[:7]), rel=1e-5)
 
-    def test_without_validation_there_is_no_validation_error(self):
-        events = []
-        tuned(observers=[events.append])
-        assert events[-1].validation_error is None
-
-    def test_progress_comes_within_an_epoch(self, monkeypatch):
-        monkeypatch.setattr(trainer, "PROGRESS_SECONDS", 0.0)
+    def test_progress_comes_within_an_epoch_without_validation_error(self, monkeypatch):
+        monkeypatch.setattr("syncpretrain.finetuning.trainer.PROGRESS_SECONDS", 0.0)
         events = []
         tuned(epochs=1, observers=[events.append])
         progress = [event for event in events if isinstance(event, Progress)]
         assert [event.fraction for event in progress] == [0.25, 0.5, 0.75, 1.0]
         assert {(event.layer, event.epoch) for event in progress} == {(0, 1)}
+        assert events[-1].validation_error is None, "there is no validation"
 
     def test_large_validation_data_is_sampled_evenly(self):
         X, events = np.tile(bars_and_stripes(), (100, 1)), []
@@ -169,10 +149,9 @@ class TestMinibatches:
 
 def stopped_after(minibatches, match, stack=None):
     """Return the stack of a run that is stopped after so many; an epoch has 4."""
-    asked = []
-    stop = lambda: asked.append(True) or len(asked) > minibatches  # noqa: E731
+    asked = count(1)
     with pytest.raises(RunInterrupted, match=match) as caught:
-        tuned(stack, stop=stop)
+        tuned(stack, stop=lambda: next(asked) > minibatches)
     return caught.value.stack
 
 
@@ -226,51 +205,8 @@ class TestDivergence:
         tuned(make_stack(scale=0.0), optimizer="sgd", learning_rate=1e-6, batch_size=1)
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("setting", "value"),
-        [
-            ("epochs", 0),
-            ("epochs", 1.5),
-            ("optimizer", "rmsprop"),
-            ("learning_rate", 0.0),
-            ("learning_rate", float("nan")),
-            ("batch_size", 0),
-            ("seed", -1),
-            ("seed", 2**63),
-            ("blas_threads", 0),
-        ],
-    )
-    def test_settings_out_of_range(self, setting, value):
-        with pytest.raises(SettingsError, match=setting):
-            tuned(**{setting: value})
-
-
-HOLE = np.where(np.arange(16) == 0, np.nan, bars_and_stripes())
-NARROW = bars_and_stripes()[:, 1:]
-
-
-@pytest.mark.parametrize(
-    ("kind", "match", "given"),
-    [
-        (SettingsError, "batch_size: got 31, expected at most 30", {"batch_size": 31}),
-        (DataError, r"X: got shape \(30, 15\), expected \(examples, 16\)", {"X": NARROW}),
-        (DataError, r"validation: got shape \(30, 15\)", {"validation": NARROW}),
-        (DataError, "X", {"X": HOLE}),
-    ],
-    ids=["batch size", "examples", "validation", "not finite"],
-)
-def test_what_does_not_fit_is_refused(kind, match, given):
-    with pytest.raises(kind, match=match):
-        tuned(**given)
-
-
 def test_more_replicas_than_cores_start_no_more_threads_than_help(bits, monkeypatch):
-    from syncpretrain import pretrain
-    from syncpretrain.finetuning import prepared
-
-    asked = []
-    pool = prepared.WorkerPool
+    asked, pool = [], prepared.WorkerPool
 
     def noted(most, *others):
         asked.append(most)

@@ -147,12 +147,11 @@ class TestClassification:
         (X, y), events = toy(), []
         held_out = {"validation": X[:7], "validation_y": y[:7]}
         after = tuned(None, X, y, **held_out, epochs=1, observers=[events.append])
-        assert isinstance(events[0], FinetuneStarted)
-        assert events[0].objective == "classification"
+        assert isinstance(events[0], FinetuneStarted) and events[0].objective == "classification"
         (epoch,) = epochs_of(events)
         assert epoch.validation_error == pytest.approx((after.predict(X[:7]) != y[:7]).mean())
-        assert 0 < epoch.train_error <= 1
-        assert epoch.train_error * 60 == pytest.approx(round(epoch.train_error * 60))
+        wrong = epoch.train_error * 60
+        assert 0 < wrong <= 60 and wrong == pytest.approx(round(wrong))
 
     def test_validation_rows_without_a_label_do_not_count(self):
         (X, y), events = toy(), []
@@ -161,8 +160,7 @@ class TestClassification:
         assert events[-1].validation_error == float(after.predict(X[1:2])[0] != y[1])
         tuned(None, X, y, **how, validation_y=np.full(3, -1))
         assert events[-1].validation_error is None
-        counts = [f"validation_y: {count} of 3 rows have no label" for count in (2, 3)]
-        assert notices_of(events) == counts
+        assert notices_of(events) == [f"validation_y: {n} of 3 rows have no label" for n in (2, 3)]
 
 
 class TestUnknownClasses:
@@ -181,9 +179,8 @@ class TestUnknownClasses:
         held_out, held_out_y = np.repeat(X, repeated, axis=0), np.repeat(y, repeated)
         held_out_y = np.where(np.arange(len(held_out)) % 5 == 0, -1, held_out_y)
         known = y != 11
-        errors, wrong, notices = self.errors(
-            X[known], y[known], held_out, held_out_y, epochs=8, patience=patience
-        )
+        given, settings = (X[known], y[known], held_out, held_out_y), {"patience": patience}
+        errors, wrong, notices = self.errors(*given, epochs=8, **settings)
         if patience is None:  # else the best epoch's are kept
             assert errors[-1] == pytest.approx(wrong, abs=0.02 if repeated > 1 else 1e-12)
         else:
@@ -202,22 +199,19 @@ class TestUnknownClasses:
         always_first[0] = 7  # two classes, and a head that says 3 to all
         settings = {"epochs": 2, "learning_rate": 1e-9}
         errors, wrong, _ = self.errors(X, always_first, X, np.full(len(y), 4), **settings)
-        assert errors == [1.0, 1.0]
-        assert wrong == 1
+        assert (errors, wrong) == ([1.0, 1.0], 1)
 
     def test_known_ones_are_told_of_nothing(self):
         X, y = toy()
         errors, wrong, notices = self.errors(X, y, X, y)
-        assert errors[-1] == wrong
-        assert not notices
+        assert (errors[-1], notices) == (wrong, [])
 
 
 class TestHead:
     def test_starts_small_with_biases_of_zero_and_depends_on_the_seed(self):
         X, y = toy()
-        first, again, other = (
-            tuned(None, X, y, seed=seed, learning_rate=1e-12, epochs=1).head for seed in (1, 1, 2)
-        )
+        how = {"learning_rate": 1e-12, "epochs": 1}
+        first, again, other = (tuned(None, X, y, seed=seed, **how).head for seed in (1, 1, 2))
         assert first.weight.shape == (4, 3)
         assert 0.003 < first.weight.std() < 0.03
         np.testing.assert_allclose(first.bias, 0, atol=1e-9)

@@ -1,5 +1,7 @@
 """Fine-tuning of stacks with convolutions on pictures of a bar, which lies or stands somewhere."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 from barpictures import TEXT, bars, tuned, untrained
@@ -10,7 +12,10 @@ from toyclasses import epochs_of
 from syncpretrain import load, pretrain
 from syncpretrain.errors import RunInterrupted, SettingsError
 
-SPLITS = ("examples", "filters", "hybrid")
+STACKS = {
+    **dict.fromkeys(("examples", "filters", "hybrid"), TEXT),
+    "columns": TEXT.replace("6x3", "6x3/2"),
+}
 WITHOUT = "finetune_split: got {} for layers without"
 ON_DEVICES = "backend: got cupy with replicas or shards"
 TOO_MANY = "finetune_shards: got more than the 12 examples"
@@ -70,14 +75,14 @@ class TestReconstruction:
 
 
 @pytest.mark.parametrize("supervised", [True, False])
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", STACKS)
 class TestWorkers:
-    def targets(self, supervised):
+    def given(self, split, supervised):
         X, y = bars()
-        return X, y if supervised else None
+        return untrained(STACKS[split]), X, y if supervised else None
 
     def test_any_number_of_them_gives_the_same_bits(self, split, supervised):
-        given, how = (untrained(), *self.targets(supervised)), {"shards": 4, "split": split}
+        given, how = self.given(split, supervised), {"shards": 4, "split": split}
         how |= {"dropout": 0.2, "input_dropout": 0.1, "weight_decay": 0.01}
         stacks = [tuned(*given, replicas=replicas, **how) for replicas in (1, 2, 4)]
         assert len({stack.parameters_sha256 for stack in stacks}) == 1
@@ -86,20 +91,17 @@ class TestWorkers:
     def test_a_resumed_run_gives_the_same_bits(self, split, supervised, optimizer):
         settings = {"shards": 2, "replicas": 2, "split": split, "optimizer": optimizer}
         settings |= {"momentum": 0.9} if optimizer == "sgd" else {}
-        given, asked, states = (untrained(), *self.targets(supervised)), [], []
+        settings |= {"learning_rate": 0.01}
+        given, asked, states = self.given(split, supervised), count(1), []
 
         def stop():
-            asked.append(True)
-            return len(asked) > 13  # an epoch has 10
-
-        def save(state, *, done, final):
-            states.append(state())
+            return next(asked) > 13  # an epoch has 10
 
         with pytest.raises(RunInterrupted):
-            tuned(*given, stop=stop, save=save, learning_rate=0.01, **settings)
-        whole = tuned(*given, learning_rate=0.01, **settings)
+            tuned(*given, stop=stop, save=lambda state, **_: states.append(state()), **settings)
+        whole = tuned(*given, **settings)
         for state in states:  # after the first epoch, and in the second
-            again = tuned(*given, resume=state, learning_rate=0.01, **settings)
+            again = tuned(*given, resume=state, **settings)
             assert again.parameters_sha256 == whole.parameters_sha256
         assert len(states) == 2
 

@@ -1,7 +1,5 @@
 """Fine-tuning on the ranks of a real mpiexec: its bits, its ends, a rank that is killed."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from barpictures import untrained
 from randomstacks import normal_stack
+from toyclasses import epochs_of
+from trialruns import notices_of
 
-from syncpretrain.cli import main
 from syncpretrain.data.dataset import Dataset
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.events import FinetuneEpochFinished, Notice
 from syncpretrain.finetuning import finetune
 from syncpretrain.finetuning.options import tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
@@ -33,19 +33,14 @@ def make_data(**changes):
     """Return 60 examples of three classes to train on, and 20 to validate with."""
     X = np.random.default_rng(0).random((80, WIDTHS[0]), dtype=np.float32)
     y = np.arange(80) % 3
-    parts = {
-        "train": X[:60],
-        "validation": X[60:],
-        "test": X[:0],
-        "train_labels": y[:60],
-        "validation_labels": y[60:],
-    }
-    return Dataset("toy", "here", **{**parts, **changes})
+    parts = {"train": X[:60], "validation": X[60:], "test": X[:0]}
+    parts |= {"train_labels": y[:60], "validation_labels": y[60:]}
+    return Dataset("toy", "here", **parts | changes)
 
 
-def make_settings(finetune=None, **options):
-    tuning = {"objective": "classification", "epochs": 2, "batch_size": 10, **(finetune or {})}
-    return settings_from(WIDTHS, finetune=tuning, **{"epochs": 1, "batch_size": 10, **options})
+def make_settings(**finetune):
+    tuning = {"objective": "classification", "epochs": 2, "batch_size": 10, **finetune}
+    return settings_from(WIDTHS, finetune=tuning, epochs=1, batch_size=10)
 
 
 @pytest.fixture
@@ -77,7 +72,7 @@ class TestBeforePretraining:
     )
     def test_patience_with_nothing_to_judge_by(self, refused_early, changes):
         match = "^finetune_patience: got a number without validation examples that have a target"
-        refused_early(match, make_settings({"patience": 2}), make_data(**changes))
+        refused_early(match, make_settings(patience=2), make_data(**changes))
 
     @pytest.mark.parametrize(
         ("y", "match"),
@@ -92,13 +87,13 @@ class TestBeforePretraining:
 
     @pytest.mark.parametrize("objective", ["classification", "regression"])
     def test_no_labels(self, refused_early, objective):
-        settings = make_settings({"objective": objective})
+        settings = make_settings(objective=objective)
         match = f"^finetune: got {objective}, but toy has no labels"
         refused_early(match, settings, make_data(train_labels=None, validation_labels=None))
 
     @pytest.mark.parametrize("objective", ["reconstruction", "classification"])
     def test_too_little_memory(self, refused_early, monkeypatch, objective):
-        settings = make_settings({"objective": objective, "batch_size": 60})
+        settings = make_settings(objective=objective, batch_size=60)
         needed = memory.pretraining_bytes(settings.pretrain.shapes, examples=80, batch_size=10)
         monkeypatch.setattr(memory_module, "available_bytes", lambda: needed)
         match = "^layers: fine-tuning 16,9,4 on 80 examples need about 0.0 GB"
@@ -115,51 +110,48 @@ class TestBeforePretraining:
             ),
         ],
     )
-    def test_on_the_command_line(self, tmp_path, monkeypatch, capsys, arguments, message):
+    def test_on_the_command_line(self, tmp_path, monkeypatch, call, arguments, message):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setitem(sys.modules, "scipy.optimize", None)
         data = make_data()
         np.savez(tmp_path / "x.npz", X=data.train, y=data.train_labels)
         given = ("--layers", "16,9", "--batch-size", "10", "--data", "x.npz", *arguments.split())
-        with pytest.raises(SystemExit) as ended:
-            main(["train", *given])
-        assert ended.value.code == 2
-        assert capsys.readouterr().err.startswith(f"Error: {message}")
+        assert call("train", *given, status=2)[1].startswith(f"Error: {message}")
         assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 
 class TestRun:
     @pytest.fixture
     def run(self, monkeypatch, tmp_path):
-        """Return a function that runs settings on data; it returns the metrics and the events."""
+        """Return a function that runs settings on data: its accuracy, errors and notices."""
 
         def train(settings, data):
             monkeypatch.setattr(prepare, "load_data", lambda settings, given: data)
             events = []
-            return train_run(settings, out=tmp_path / "run", observers=[events.append]), events
+            report = train_run(settings, out=tmp_path / "run", observers=[events.append])
+            errors = [event.validation_error for event in epochs_of(events)]
+            return report["accuracy"], errors, notices_of(events)
 
         return train
 
     def test_a_class_that_only_other_parts_have_counts_as_wrong(self, run):
         others = {"validation_labels": np.full(20, 7), "test": make_data().train}
         data = make_data(**others, test_labels=np.full(60, 8))
-        report, events = run(make_settings({"patience": 2}), data)
-        errors = [e.validation_error for e in events if isinstance(e, FinetuneEpochFinished)]
+        accuracy, errors, notices = run(make_settings(patience=2), data)
         assert errors == [1.0, 1.0]
-        assert report["accuracy"]["validation"] == report["accuracy"]["test"] == 0
-        assert any("(7); they count as wrong" in e.message for e in events if isinstance(e, Notice))
+        assert accuracy["validation"] == accuracy["test"] == 0
+        assert any("(7); they count as wrong" in message for message in notices)
 
     def test_validation_examples_without_a_label_judge_nothing(self, run):
-        report, events = run(make_settings(), make_data(validation_labels=np.full(20, -1)))
-        errors = [e.validation_error for e in events if isinstance(e, FinetuneEpochFinished)]
-        assert errors == [None, None]
-        assert report["accuracy"]["validation"] is None
+        data = make_data(validation_labels=np.full(20, -1))
+        accuracy, errors, _ = run(make_settings(), data)
+        assert (errors, accuracy["validation"]) == ([None, None], None)
 
 
 class TestCheckFinetuning:
     @pytest.mark.parametrize("objective", ["reconstruction", "classification", "regression"])
     def test_it_tunes_as_the_function_does(self, objective):
-        settings, data = make_settings({"objective": objective}), make_data()
+        settings, data = make_settings(objective=objective), make_data()
         tuning = check_finetuning(settings, data)
         given = msgspec.to_builtins(settings.finetune) | {"seed": settings.pretrain.seed}
         labels = data.train_labels, data.validation_labels
@@ -173,7 +165,7 @@ class TestCheckFinetuning:
 
     def test_no_label_is_no_number_to_predict(self):
         y = np.where(np.arange(60) % 2, -1, np.arange(60))
-        settings = make_settings({"objective": "regression"})
+        settings = make_settings(objective="regression")
         tuning = check_finetuning(settings, make_data(train_labels=y))
         given = msgspec.to_builtins(settings.finetune) | {"seed": settings.pretrain.seed}
         rows, known = make_data().train[::2], y[::2].astype(float)
@@ -182,7 +174,7 @@ class TestCheckFinetuning:
         assert tuning.run(normal_stack(WIDTHS)).parameters_sha256 == some.parameters_sha256
 
     def test_without_fine_tuning_there_is_none(self):
-        assert check_finetuning(make_settings({"objective": "none"}), make_data()) is None
+        assert check_finetuning(make_settings(objective="none"), make_data()) is None
 
     def test_another_stack_than_it_was_prepared_for(self):
         tuning = check_finetuning(make_settings(), make_data())
@@ -254,8 +246,8 @@ class TestMemory:
         scaling = Scaling(*np.ones((2, WIDTHS[0]), dtype=np.float32))
         stack = normal_stack(WIDTHS, units=[units, "bernoulli", "bernoulli"], scaling=scaling)
         options = tuning_options({"objective": "reconstruction", "batch_size": 10})
-        needed = [
+        plain, scaled = (
             Finetuning(Form.of(own), options, Part(X, None, "y")).bytes
             for own in (normal_stack(WIDTHS), stack)
-        ]
-        assert needed[1] - needed[0] == X.nbytes
+        )
+        assert scaled - plain == X.nbytes

@@ -50,9 +50,8 @@ def test_steps_take_own_products_and_exponentials(what, stack, monkeypatch):
 
 @pytest.mark.parametrize("what", CASES)
 def test_it_trains_like_the_products_of_the_blas(what, stack):
-    own, blas = (
-        finetune(stack, X, **(OWN | CASES[what] | {"products": name})) for name in ("own", "blas")
-    )
+    given = OWN | CASES[what]
+    own, blas = (finetune(stack, X, **given | {"products": name}) for name in ("own", "blas"))
     for one, other in zip(own.layers, blas.layers, strict=True):
         np.testing.assert_allclose(one.weight, other.weight, atol=1e-4)
     # The bits may be equal: on some CPUs the BLAS adds so few terms in the same order.

@@ -2,6 +2,8 @@
 
 import re
 import signal
+from contextlib import nullcontext
+from itertools import count
 
 import numpy as np
 import pytest
@@ -58,10 +60,9 @@ def test_the_bits_are_those_of_one_process(stack, bits, oracle, size, names):
             found = tune(stack, bits, **VARIANTS[name])
             assert found.parameters_sha256 == oracle[name].parameters_sha256, name
             assert found.history.finetune == oracle[name].history.finetune, name
+    wanted = [oracle[name].parameters_sha256 for name in names]
     for told in ranks.told:
-        assert [ended.value.parameters_sha256 for ended in told] == [
-            oracle[name].parameters_sha256 for name in names
-        ]
+        assert [ended.value.parameters_sha256 for ended in told] == wanted
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
@@ -89,17 +90,14 @@ def test_each_rank_has_its_shards_and_threads(stack, bits, monkeypatch):
 
 def stopped_state(stack, bits, size, moment, **options):
     """Return the state of a run that is stopped after an epoch, or in it."""
-    states = []
+    states, seen = [], count(1)
 
     def stop(event):
         if isinstance(event, FinetuneEpochFinished) and event.epoch == 2 and moment == "after":
             signal.raise_signal(signal.SIGINT)
 
-    seen = []
-
     def asked():
-        seen.append(None)
-        return moment == "in" and len(seen) == 10
+        return moment == "in" and next(seen) == 10
 
     def save(state, *, done, final):
         if final:
@@ -118,13 +116,11 @@ def test_a_stopped_run_is_resumed_by_any_number_of_ranks(stack, bits, tmp_path, 
     own = {"replicas": 4, "shards": 5, **optimizer}
     wanted = tune(stack, bits, "threads", epochs=4, **own).parameters_sha256
     FINETUNE_STATE.write(tmp_path / "state", stopped_state(stack, bits, 4, moment, **own), {})
-    state = FINETUNE_STATE.read(tmp_path / "state")
-    with local_ranks(3):
-        again = tune(stack, bits, epochs=4, resume=state, **own)
-    assert again.parameters_sha256 == wanted
-    state = FINETUNE_STATE.read(tmp_path / "state")
-    alone = tune(stack, bits, "threads", epochs=4, resume=state, **own)
-    assert alone.parameters_sha256 == wanted
+    for runtime, around in (("mpi", local_ranks(3)), ("threads", nullcontext())):
+        state = FINETUNE_STATE.read(tmp_path / "state")
+        with around:
+            again = tune(stack, bits, runtime, epochs=4, resume=state, **own)
+        assert again.parameters_sha256 == wanted, runtime
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

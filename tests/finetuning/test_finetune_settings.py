@@ -22,9 +22,8 @@ class TestPatience:
         assert len(errors) == best + 4 < 500
         kept = np.square(after.predict(X) - wrong).sum() / len(X)
         assert kept == pytest.approx(min(errors), rel=1e-5)
-        record = after.info["finetune"][0]
-        assert (record["best_epoch"], record["epochs"]) == (best, best + 4)
-        assert record["patience"] == 4
+        record = {"best_epoch": best, "epochs": best + 4, "patience": 4}
+        assert record.items() <= after.info["finetune"][0].items()
 
     def test_the_best_are_kept_at_the_last_epoch_too(self):
         X, events = toy()[0], []
@@ -52,10 +51,6 @@ class TestPatience:
         record = after.info["finetune"][0]
         assert (record["epochs"], record["best_epoch"]) == (2, states[-1].best_epoch)
 
-    def test_needs_validation(self):
-        with pytest.raises(SettingsError, match="patience: got a number without validation"):
-            tuned(patience=2)
-
     def test_judges_by_all_rows(self):
         X, events = toy()[0], []
         many = np.tile(X, (30, 1))  # 1800
@@ -75,9 +70,7 @@ class TestSchedule:
         ],
     )
     def test_every_step_has_its_rate(self, schedule, rates, monkeypatch):
-        seen = []
-
-        real = Descent.train
+        seen, real = [], Descent.train
 
         def recorded(self, examples, rows, at, run):
             seen.append(at.rate)
@@ -126,8 +119,7 @@ class TestOptimizers:
 class TestUnits:
     def test_gaussian_visible_units_reconstruct_better_in_units_of_the_data(self):
         draw = np.random.default_rng(3)
-        factors = draw.normal(size=(60, 2))
-        X = 50 * factors @ draw.normal(size=(2, 8)) + 1000
+        X = 50 * draw.normal(size=(60, 2)) @ draw.normal(size=(2, 8)) + 1000
         X = X.astype(np.float32)
         stack = make_stack(units=("gaussian", "bernoulli", "gaussian"), scaling=Scaling.of(X))
         after = tuned(stack, X, epochs=100, learning_rate=0.02)
@@ -144,29 +136,53 @@ class TestUnits:
         np.testing.assert_array_equal(after.predict(X), y)
 
 
-class TestRefusedSettings:
-    @pytest.mark.parametrize(
-        ("match", "settings"),
-        [
-            ("momentum: got momentum with optimizer cg", {"optimizer": "cg", "momentum": 0.9}),
-            ("dropout", {"dropout": 1.0}),
-            ("input_dropout", {"input_dropout": -0.1}),
-            ("momentum", {"optimizer": "sgd", "momentum": 1.0}),
-            ("rate_schedule", {"rate_schedule": "step"}),
-            ("patience", {"patience": 0}),
-            ("loss: got 'hinge', expected squared or cross-entropy", {"loss": "hinge"}),
-            ("objective: got none", {"objective": "none"}),
-            ("objective: got classification without targets", {"objective": "classification"}),
-            ("objective: got regression without targets", {"objective": "regression"}),
-        ],
-    )
-    def test_without_targets(self, match, settings):
-        refused(SettingsError, match, **settings)
+HOLE = np.where(np.arange(8) == 0, np.nan, toy()[0])
+NARROW = toy()[0][:, 1:]
+GAUSSIAN = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
 
-    def test_with_targets(self):
-        match = "objective: got reconstruction with targets"
-        refused(SettingsError, match, y=toy()[1], objective="reconstruction")
 
-    def test_cross_entropy_of_gaussian_visible_units(self):
-        stack = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
-        refused(DataError, "loss: got cross-entropy for gaussian", stack, loss="cross-entropy")
+@pytest.mark.parametrize(
+    ("match", "given"),
+    [
+        ("epochs", {"epochs": 0}),
+        ("epochs", {"epochs": 1.5}),
+        ("optimizer", {"optimizer": "rmsprop"}),
+        ("learning_rate", {"learning_rate": 0.0}),
+        ("learning_rate", {"learning_rate": float("nan")}),
+        ("batch_size", {"batch_size": 0}),
+        ("batch_size: got 61, expected at most 60", {"batch_size": 61}),
+        ("seed", {"seed": -1}),
+        ("seed", {"seed": 2**63}),
+        ("blas_threads", {"blas_threads": 0}),
+        ("momentum: got momentum with optimizer cg", {"optimizer": "cg", "momentum": 0.9}),
+        ("dropout", {"dropout": 1.0}),
+        ("input_dropout", {"input_dropout": -0.1}),
+        ("momentum", {"optimizer": "sgd", "momentum": 1.0}),
+        ("rate_schedule", {"rate_schedule": "step"}),
+        ("patience", {"patience": 0}),
+        ("patience: got a number without validation", {"patience": 2}),
+        ("loss: got 'hinge', expected squared or cross-entropy", {"loss": "hinge"}),
+        ("objective: got none", {"objective": "none"}),
+        ("objective: got classification without targets", {"objective": "classification"}),
+        ("objective: got regression without targets", {"objective": "regression"}),
+        (
+            "objective: got reconstruction with targets",
+            {"y": toy()[1], "objective": "reconstruction"},
+        ),
+    ],
+)
+def test_settings_that_are_refused(match, given):
+    refused(SettingsError, match, **given)
+
+
+@pytest.mark.parametrize(
+    ("match", "given"),
+    [
+        ("loss: got cross-entropy for gaussian", {"stack": GAUSSIAN, "loss": "cross-entropy"}),
+        (r"X: got shape \(60, 7\), expected \(examples, 8\)", {"X": NARROW}),
+        (r"validation: got shape \(60, 7\)", {"validation": NARROW}),
+        ("X", {"X": HOLE}),
+    ],
+)
+def test_examples_that_are_refused(match, given):
+    refused(DataError, match, **given)

@@ -8,7 +8,8 @@ from syncpretrain import finetune, pretrain
 from syncpretrain.errors import DataError, DivergedError, SettingsError
 
 OF_CLASSES, OF_NUMBERS = {"objective": "classification"}, {"objective": "regression"}
-NUMBERS = np.arange(60) % 7
+NUMBERS, LABELS = np.arange(60) % 7, toy()[1]
+SHARES = np.eye(3)[LABELS % 3]
 
 
 class TestRegression:
@@ -99,8 +100,7 @@ class TestProbabilities:
 
     def test_a_row_of_nan_has_none_and_a_head_keeps_its_classes(self):
         X, y = toy()
-        named = np.array(["a", "b", "c"])[y % 3]
-        shares = np.eye(3)[y % 3]
+        named, shares = np.array(["a", "b", "c"])[y % 3], SHARES.copy()
         shares[::2] = np.nan
         found = tuned(tuned(None, X, named), X, shares, objective="classification")
         assert found.head.classes == ("a", "b", "c")
@@ -126,14 +126,6 @@ class TestProbabilities:
         shares = np.stack([first, 1 - first], axis=1)
         found = tuned(None, X, shares, objective="classification")
         assert np.isfinite(found.head.weight).all()
-
-    def test_validation_has_as_many(self):
-        X, y = toy()
-        shares = np.eye(4)[y % 4]
-        held_out = {"X": X, "y": np.eye(3)[y % 3], "objective": "classification", "validation": X}
-        refused(DataError, "validation_y: got 4 numbers a row", **held_out, validation_y=shares)
-        match = "validation_y: got 'a', expected classes such as 0"
-        refused(DataError, match, **held_out, validation_y=np.full(60, "a"))
 
 
 class TestRefusedTargets:
@@ -166,13 +158,19 @@ class TestRefusedTargets:
         X, y = toy()
         refused(DataError, "y: got no class", tuned(None, X, y), X, np.full(60, -1))
 
-    def test_validation(self):
-        X, y = toy()
-        held_out = {"X": X, "y": y, "validation": X}
-        refused(DataError, "validation_y: got nothing", **held_out)
-        refused(DataError, r"validation_y: got shape \(59,\)", **held_out, validation_y=y[1:])
-        held_out |= {"y": numbers(X), "validation_y": numbers(X)[:, 0]}
-        refused(DataError, "validation_y: got 1 numbers a row, expected 2", **held_out)
+    @pytest.mark.parametrize(
+        ("how", "y", "validation_y", "match"),
+        [
+            ({}, LABELS, None, "got nothing"),
+            ({}, LABELS, LABELS[1:], r"got shape \(59,\)"),
+            ({}, numbers(toy()[0]), numbers(toy()[0])[:, 0], "got 1 numbers a row, expected 2"),
+            (OF_CLASSES, SHARES, np.eye(4)[LABELS % 4], "got 4 numbers a row"),
+            (OF_CLASSES, SHARES, np.full(60, "a"), "got 'a', expected classes such as 0"),
+        ],
+    )
+    def test_of_the_validation(self, how, y, validation_y, match):
+        given = {"y": y, "validation": toy()[0], "validation_y": validation_y}
+        refused(DataError, f"validation_y: {match}", **how, **given)
 
     def test_minibatch_larger_than_the_labelled_rows(self):
         y = np.where(np.arange(60) < 9, toy()[1], -1)

@@ -11,14 +11,7 @@ from minibatches import train as take_step
 from syncpretrain.errors import SettingsError
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
-from syncpretrain.finetuning.optimizers import (
-    Descent,
-    LineSearches,
-    Update,
-    adam,
-    gradient_descent,
-    scheduled,
-)
+from syncpretrain.finetuning.optimizers import Descent, LineSearches, Update, adam, gradient_descent
 from syncpretrain.kernels.optimizers import sgd_step
 
 CURVATURE = np.linspace(0.1, 3, 50)
@@ -33,13 +26,10 @@ def start():
     return np.random.default_rng(2).normal(size=50)
 
 
-def make_network(dtype=np.float64, units="bernoulli", seed=1, **options):
-    draw = np.random.default_rng(seed)
-    shapes = [(6, 4), (4, 6)]
-    chain = [
-        Affine(draw.normal(size=s).astype(dtype), draw.normal(size=s[1]).astype(dtype), units)
-        for s in shapes
-    ]
+def make_network(dtype=np.float64, **options):
+    draw = np.random.default_rng(1)
+    arrays = [(draw.normal(size=s), draw.normal(size=s[1])) for s in ((6, 4), (4, 6))]
+    chain = [Affine(w.astype(dtype), b.astype(dtype), "bernoulli") for w, b in arrays]
     return Network(chain, loss="squared", batch_size=20, **options)
 
 
@@ -110,9 +100,14 @@ class TestWeightDecay:
         expected = without - np.where(is_weight(), RATE * 0.5 * before, 0)
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
-    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
-    def test_line_searches_shrink_weights_and_leave_biases(self, method):
+
+@pytest.mark.parametrize("method", ["cg", "lbfgs"])
+class TestLineSearches:
+    @pytest.fixture(autouse=True)
+    def scipy(self):
         pytest.importorskip("scipy")
+
+    def test_decay_shrinks_weights_and_leaves_biases(self, method):
         # Inputs of zero and weights that decay to it: only the biases have something to learn.
         draw = np.random.default_rng(6)
         chain = [Affine(draw.normal(size=(3, 2)), np.array([4.0, -4.0]), "gaussian")]
@@ -125,12 +120,8 @@ class TestWeightDecay:
         assert np.abs(weight).max() < 1e-3
         np.testing.assert_array_equal(bias, [4, -4])
 
-
-class TestLineSearches:
-    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     def test_each_minibatch_lowers_the_loss_and_reports_the_error_before(self, method, dtype):
-        pytest.importorskip("scipy")
         network, x = make_network(dtype), examples(dtype)
         optimizer = LineSearches(network, method)
         for step in range(3):
@@ -139,33 +130,17 @@ class TestLineSearches:
             assert error / len(x) == pytest.approx(before, rel=1e-5)
             assert loss_of(network, x, x) < 0.98 * before
 
-    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
     def test_what_overflows_is_no_warning(self, method):
-        pytest.importorskip("scipy")
         network, x = make_network(np.float32), examples(np.float32)
         before = loss_of(network, x, x)
         optimizer = LineSearches(network, method, weight_decay=1e300)
         error = take_step(optimizer, x, x, rate=1.0, epoch=1, step=0)
         assert error / len(x) == pytest.approx(before, rel=1e-5)
 
-    @pytest.mark.parametrize("method", ["cg", "lbfgs"])
     def test_without_scipy_says_what_to_install(self, method, monkeypatch):
         monkeypatch.setitem(sys.modules, "scipy.optimize", None)
         with pytest.raises(SettingsError, match=rf"finetune_optimizer: {method} needs SciPy; pip"):
             LineSearches(make_network(), method)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "shares"),
-    [
-        ("constant", [1, 1, 1, 1]),
-        ("linear", [1, 0.75, 0.5, 0]),
-        ("cosine", [1, 0.5 + 0.5**1.5, 0.5, 0]),
-    ],
-)
-def test_schedules_have_known_values(schedule, shares):
-    found = [scheduled(schedule, done) for done in (0, 0.25, 0.5, 1)]
-    assert found == pytest.approx(shares, abs=1e-15)
 
 
 def lion(*, beta1=0.9, beta2=0.99):

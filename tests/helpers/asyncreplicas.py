@@ -1,7 +1,5 @@
 """Replicas whose changes are whole numbers, which float32 adds up exactly in any order."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Training with averaged gradients, in threads."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The backends that a behavioural test runs on, and why one is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,7 +38,7 @@ def on_devices(cases: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(name, case) for case in cases for name in LATE] + [("double", cases[0])]
 
 
-def backend_of(name: str, monkeypatch: Any) -> Backend:
+def backend_of(name: str, monkeypatch) -> Backend:
     """Return a backend whose forms are registered: NumPy, the stand-in for CuPy, or CuPy."""
     if name == "numpy":
         return Backend()
@@ -49,17 +47,14 @@ def backend_of(name: str, monkeypatch: Any) -> Backend:
         pytest.skip(f"no CUDA GPU here: {NO_GPU}")
     if name in STAND_INS and fakecuda.COMPILER is None:
         pytest.skip("no g++ here to compile the kernels' source for the CPU")
-    cupy = (
-        import_cupy()
-        if name == "cupy"
-        else fakecupy.install(monkeypatch, deferred=name == "deferred")
-    )
+    is_late = name == "deferred"
+    cupy = import_cupy() if name == "cupy" else fakecupy.install(monkeypatch, deferred=is_late)
     backend = CupyBackend(cupy)
     register(backend.array_type, dict(backend.forms))
     return backend
 
 
-def with_tensor_cores(name: str, monkeypatch: Any) -> CupyBackend:
+def with_tensor_cores(name: str, monkeypatch) -> CupyBackend:
     """Return a device with tensor cores: of the stand-in, or a GPU."""
     monkeypatch.setattr(fakecupy, "CAPABILITY", "90")
     found = backend_of(name, monkeypatch)
@@ -69,7 +64,7 @@ def with_tensor_cores(name: str, monkeypatch: Any) -> CupyBackend:
     return found
 
 
-def queued_on(monkeypatch: Any) -> list[str]:
+def queued_on(monkeypatch) -> list[str]:
     """Return a list of what is given to a device from now on, CuPy's or the stand-in's.
 
     Kernels and functions of cuBLAS have their names there.
@@ -79,7 +74,7 @@ def queued_on(monkeypatch: Any) -> list[str]:
     def note(owner: type, method: str, what: str | None = None) -> None:
         real = getattr(owner, method)
 
-        def noted(self: Any, first: Any, *others: Any, **named: Any) -> Any:
+        def noted(self, first, *others, **named):
             queued.append(what or first)
             return real(self, first, *others, **named)
 
@@ -92,7 +87,7 @@ def queued_on(monkeypatch: Any) -> list[str]:
     return queued
 
 
-def leave_free(monkeypatch: Any, memory: int) -> None:
+def leave_free(monkeypatch, memory: int) -> None:
     """Let each device have that many bytes of free memory."""
     monkeypatch.setattr(CupyBackend, "_free_of", lambda self, device: memory)
 

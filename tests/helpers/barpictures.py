@@ -1,7 +1,5 @@
 """Pictures of a bar, which lies or stands, and stacks that learn which."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.finetuning import finetune

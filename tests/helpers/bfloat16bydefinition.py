@@ -1,7 +1,5 @@
 """Products of factors rounded to bfloat16, their sums taken number by number in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The mathematics of binary units in float64, by its definition."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

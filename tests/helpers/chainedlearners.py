@@ -1,15 +1,11 @@
 """Small RBMs with chains of their own, and rows for each kind of visible units."""
 
-from __future__ import annotations
-
 import numpy as np
 from onelayer import layer_settings
 
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.units.kinds import kind_of
-
-__all__ = ["HIDDEN", "KINDS", "VISIBLE", "WORDS", "make", "rows"]
 
 VISIBLE, HIDDEN = 6, 4
 WORDS = 5  # of each document

@@ -1,7 +1,5 @@
 """Data and settings for compare, of two prototypes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Libraries that tests compile: once a run of the suite, for all its processes."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

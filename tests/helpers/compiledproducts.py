@@ -1,7 +1,5 @@
 """The compiled products of float32 and of bfloat16: their forms, and what they leave to NumPy."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
@@ -23,9 +21,7 @@ PACKED = pytest.mark.skipif(
 )
 
 
-def compiled(
-    name: str, a: np.ndarray, b: np.ndarray, *, form: str, out: np.ndarray | None = None
-) -> np.ndarray:
+def compiled(name, a, b, *, form, out=None):
     """Return the product of the compiled form, which must have one."""
     out = np.full((len(a), b.shape[1]), np.nan, dtype=np.float32) if out is None else out
     assert getattr(native.extension, name)(a, b, out, form) is out
@@ -41,9 +37,7 @@ def digest(x: np.ndarray) -> str:
     return hashlib.sha256(x.astype("<f4").tobytes()).hexdigest()[:16]
 
 
-def some_factors(
-    rows: int, inner: int, columns: int, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def some_factors(rows, inner, columns, seed=0):
     """Return factors of random bits that do not depend on how NumPy draws normal numbers."""
     rng = np.random.default_rng(seed)
     a, b = (

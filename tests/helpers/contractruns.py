@@ -1,7 +1,5 @@
 """Runtimes, hand-overs and learners of the contract suite: a new runtime is a line of RUNTIMES."""
 
-from __future__ import annotations
-
 import queue
 import signal
 import time
@@ -44,12 +42,8 @@ HANDOFFS = {
     "async": {"schedule": "async"},  # one replica, which reads what it wrote
     "async minibatch": {"schedule": "async", "handoff": "minibatch", "push_every": 4},
 }
-STATES = {
-    "epoch": EPOCHS_STATE,
-    "minibatch": STREAM_STATE,
-    "async": ASYNC_STATE,
-    "async minibatch": ASYNC_STATE,
-}
+STATES = {"epoch": EPOCHS_STATE, "minibatch": STREAM_STATE}
+STATES |= {"async": ASYNC_STATE, "async minibatch": ASYNC_STATE}
 EPOCH, STREAM, ASYNC = ("epoch",), ("epoch", "minibatch"), ("async", "async minibatch")
 LEARNERS: dict[str, dict[str, Any]] = {
     "rbm": {},
@@ -58,10 +52,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "convolutional": {"layers": "1x4x4,conv:4x2,10,5"},
 }
 POOLED = "1x4x4,conv:3x3,pool:2{},8,5"
-CONVOLUTIONS = {
-    f"convolutional {name}": {"layers": POOLED.format(""), **model}
-    for name, model in MODELS.items()
-}
+WITH_POOLS = {"layers": POOLED.format("")}
+CONVOLUTIONS = {f"convolutional {name}": WITH_POOLS | model for name, model in MODELS.items()}
 ROUNDED = {"precision": "bfloat16"}
 DENOISING = {"model": "denoising", "corruption": "masking:0.3", "tied": False}
 BY_DRIFT = {"learning_rate": 0.3, "momentum": "0.5:2,0.9", "batch_size": 20}
@@ -77,7 +69,7 @@ BOTH: dict[str, dict[str, Any]] = {
     "bfloat16 denoising": ROUNDED | DENOISING,
     # Layer 2 is wide enough for steps in pieces.
     "pieces": {"layers": (16, 300, 300, 5), "batch_size": 50, "products": "own", "cd_steps": 2},
-    "bfloat16 convolutions": {"layers": POOLED.format(""), **ROUNDED},
+    "bfloat16 convolutions": WITH_POOLS | ROUNDED,
     "sparse counts": {"data": "sparse", "visible_units": "counts"},
     "sparse gaussian": {"data": "sparse", "visible_units": "gaussian", "sample_visible": True},
     "missing": {"data": "holes"},
@@ -85,12 +77,10 @@ BOTH: dict[str, dict[str, Any]] = {
     "blocks of units": {"data": "mixed", "visible_units": MIXTURE},
     "sampled input": {"sample_input": True},
     "sampled input, missing": {"data": "holes", "sample_input": True, "persistent": True},
-    "sampled input of convolutions": {"layers": POOLED.format(""), "sample_input": True},
+    "sampled input of convolutions": WITH_POOLS | {"sample_input": True},
     "chains": CHAINS,
     "chains of blocks": {"data": "mixed", "visible_units": MIXTURE, **CHAINS},
-    "chains of convolutions": {
-        **{"layers": POOLED.format(""), "persistent": True, "hidden_dropout": (0.3, 0.2, 0)},
-    },
+    "chains of convolutions": WITH_POOLS | {"persistent": True, "hidden_dropout": (0.3, 0.2, 0)},
     "chains, missing": {"data": "holes", **CHAINS},
     "chains, sparse counts": {"data": "sparse", "visible_units": "counts", **CHAINS},
     "blocks of an autoencoder": {"data": "mixed", "visible_units": MIXTURE, "model": "autoencoder"},
@@ -114,7 +104,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         "waking, rounds": WAKING | {"schedule": "rounds"},
         "waking, to the end of layer 1": WAKING | {"finish": "first-layer"},
         "settling": SETTLING,
-        "settling convolutions": SETTLING | {"layers": POOLED.format(""), "model": "denoising"},
+        "settling convolutions": SETTLING | WITH_POOLS | {"model": "denoising"},
         "settling, greedy": SETTLING | {"schedule": "greedy", "blas_threads": 1},
         "both": SETTLING | {"refresh_epochs": 1, "refresh_when": "drift:0.05"},
     },
@@ -127,6 +117,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 # What several workers of a layer share.
+FILTERS = {"split": "filters", "layers": TEXT, "shards": (4, 4, 1)}
 SPLIT: dict[str, dict[str, Any]] = {
     "units": {"split": "units", "cd_steps": 2},
     "examples": {"persistent": True},
@@ -141,12 +132,10 @@ SPLIT: dict[str, dict[str, Any]] = {
     "bfloat16": ROUNDED,
     "bfloat16 denoising": ROUNDED | DENOISING,
     "counts": {"data": "sparse", "visible_units": "counts"},
-    "filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1)},
-    "filters of a denoising layer": {
-        **{"split": "filters", "layers": TEXT, "shards": (4, 4, 1), "model": "denoising"}
-    },
+    "filters": FILTERS,
+    "filters of a denoising layer": FILTERS | {"model": "denoising"},
     "hybrid": {"split": "hybrid", "layers": TEXT},
-    "bfloat16 filters": {"split": "filters", "layers": TEXT, "shards": (4, 4, 1), **ROUNDED},
+    "bfloat16 filters": FILTERS | ROUNDED,
     **CONVOLUTIONS,
 }
 OF_DRIVERS = {"weights", "observers", "replay", "times", "restarts"}
@@ -195,7 +184,7 @@ class Futures:
         self._pool = ThreadPoolExecutor(len(workers))
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
-    def __enter__(self) -> Futures:
+    def __enter__(self):
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -236,24 +225,19 @@ def futures() -> Iterator[None]:
         yield
 
 
-SHARED = {"shards": (4, 2, 1), "replicas": (4, 2, 1)}
+SHARED = {"options": {"shards": (4, 2, 1), "replicas": (4, 2, 1)}, "handoffs": STREAM}
+SHARED_BY_FOUR = SHARED | {"options": SHARED["options"] | {"workers": 4}}
 ON_RANK = {"place": r" on rank \d on .*", "kill": lose_rank}
 ON_RANK["death"] = r"rank \d on .* \(process \d+\) has left"
 IN_PROCESS = {"kill": kill_process, "death": r"its process \d+ was killed by SIGKILL"}
 IN_PROCESS["replaces"] = True
 RUNTIMES = {
     "threads": Runtime("threads"),
-    "threads that share layers": Runtime(
-        "threads", options=SHARED | {"workers": 4}, handoffs=STREAM
-    ),
+    "threads that share layers": Runtime("threads", **SHARED_BY_FOUR),
     "processes": Runtime("processes", **IN_PROCESS),
-    "processes that share layers": Runtime(
-        "processes", options=SHARED, handoffs=STREAM, **IN_PROCESS
-    ),
+    "processes that share layers": Runtime("processes", **SHARED, **IN_PROCESS),
     "ranks": Runtime("mpi", partial(local_ranks, 4), plans=(0, 2), **ON_RANK),
-    "ranks that share layers": Runtime(
-        "mpi", partial(local_ranks, 7), options=SHARED, handoffs=STREAM, **ON_RANK
-    ),
+    "ranks that share layers": Runtime("mpi", partial(local_ranks, 7), **SHARED, **ON_RANK),
     "layers that share ranks": Runtime(
         "mpi", partial(local_ranks, 3), handoffs=STREAM, plans=(1, 2), **ON_RANK
     ),
@@ -261,13 +245,7 @@ RUNTIMES = {
 }
 
 
-def runs_of(
-    *handoffs: str,
-    serial: bool = False,
-    shared: bool = True,
-    mortal: bool = False,
-    replaced: bool = False,
-) -> Any:
+def runs_of(*handoffs, serial=False, shared=True, mortal=False, replaced=False):
     """Parametrize a test by every runtime, and by those of some hand-overs that it has.
 
     ``serial`` adds the oracle itself, and without ``shared`` no layer has several workers.
@@ -309,7 +287,7 @@ DATA: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-def driver(bits: np.ndarray, runtime: Runtime, handoff: str, **options: Any) -> Driver:
+def driver(bits: np.ndarray, runtime: Runtime, handoff: str, **options) -> Driver:
     """Return what pretrains; some options are the driver's own, and "data" names its input."""
     own = {name: options.pop(name) for name in OF_DRIVERS & options.keys()}
     given = USUAL | HANDOFFS[handoff] | runtime.options | options
@@ -330,14 +308,12 @@ class Ended:
     warnings: list[str]
 
     @property
-    def outcome(self) -> Any:
+    def outcome(self):
         """What a run that was resumed ends in as well."""
         return self.parameters, self.epochs, self.curves
 
 
-def ended(
-    bits: np.ndarray, runtime: Runtime, handoff: str, *, resume: Any = None, **options: Any
-) -> Ended:
+def ended(bits, runtime, handoff, *, resume=None, **options):
     """Train to the end."""
     events: list[Event] = []
     with runtime.around():
@@ -352,7 +328,7 @@ def ended(
     return Ended(parameters, stack.info["epochs"], run.history, decisions, warnings)
 
 
-def decision_of(event: Event) -> Any:
+def decision_of(event: Event):
     """Return what an epoch read, and what was made of a drift."""
     match event:
         case EpochFinished(layer=layer, epoch=epoch, reads=reads, drift=drift):

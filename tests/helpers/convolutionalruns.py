@@ -1,7 +1,5 @@
 """Runs of stacks with convolutions, of every model."""
 
-from __future__ import annotations
-
 from syncpretrain import pretrain
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.streamed import StreamedPretraining

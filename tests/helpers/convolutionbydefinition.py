@@ -1,7 +1,5 @@
 """Convolutions by definition: as the dense matrix that a filter at every position makes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.shapes import ConvolutionShape
@@ -53,12 +51,8 @@ def pooled(shape: ConvolutionShape, maps: np.ndarray) -> tuple[np.ndarray, np.nd
     code = np.empty((len(maps), shape.output.height, shape.output.width, shape.filters))
     counts = np.zeros_like(maps)
     for n, row, column, k in np.ndindex(code.shape):
-        block = (
-            n,
-            slice(row * shape.pool, (row + 1) * shape.pool),
-            slice(column * shape.pool, (column + 1) * shape.pool),
-            k,
-        )
+        rows, columns = (slice(shape.pool * i, shape.pool * (i + 1)) for i in (row, column))
+        block = n, rows, columns, k
         if shape.pooling == "mean":
             counts[block] = 1 / shape.pool**2
         else:

@@ -1,7 +1,5 @@
 """Shapes of convolutions: a list, drawn ones, and arrays for each."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -37,13 +35,7 @@ def shapes(draw):
     )
     common = math.gcd(channels, filters)
     return ConvolutionShape(
-        channels=channels,
-        height=lengths[0] - 2 * pad,
-        width=lengths[1] - 2 * pad,
-        filters=filters,
-        size=size,
-        pad=pad,
-        pool=pool,
+        *(channels, *(length - 2 * pad for length in lengths), filters, size, pad, pool),
         pooling=draw(st.sampled_from(["max", "mean"])),
         channels_first=draw(st.booleans()),
         groups=draw(st.sampled_from([n for n in range(1, common + 1) if common % n == 0])),
@@ -85,13 +77,12 @@ class Case:
 
     def up(self, form, units="gaussian", filters=slice(None)):
         out, places = self.filled(*self.delta.shape), self.places.base.copy()[:, 4:-5]
-        places = places if self.has_places else places[0]
-        out.fill(-7)
-        places.fill(-7)
-        self.call(
-            form, self.x, self.weight, self.bias, out, places, units, filters, written=(out, places)
-        )
-        return out, places
+        written = out, places if self.has_places else places[0]
+        for array in written:
+            array.fill(-7)
+        given = self.x, self.weight, self.bias, *written
+        self.call(form, *given, units, filters, written=written)
+        return written
 
     def gradient(self, form, filters=slice(None)):
         out = self.filled(*self.weight.shape)

@@ -1,7 +1,5 @@
 """Chains of dense layers of every kind, and the slopes of their loss."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

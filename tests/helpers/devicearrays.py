@@ -1,7 +1,5 @@
 """Arrays for the tests of devices, those within larger ones, and comparisons of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def same_bits(ours: Any, theirs: Any) -> None:
+def same_bits(ours, theirs) -> None:
     """Fail if one of several arrays of the host differs from its like."""
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -34,7 +32,7 @@ def framed(backend: Backend, host: np.ndarray, left: int = 2, right: int = 3) ->
     return frame[rows, columns], frame
 
 
-def unframed(backend: Backend, frame: Any, left: int = 2, right: int = 3) -> np.ndarray:
+def unframed(backend: Backend, frame, left: int = 2, right: int = 3) -> np.ndarray:
     """Return what is within a larger array, whose rest must be 7 as before."""
     host = backend.tohost(frame).copy()
     within = host[1:-1, left : host.shape[1] - right]

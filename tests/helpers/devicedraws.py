@@ -1,9 +1,5 @@
 """The numbers that a device draws, by definition: NumPy's but for normal ones."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from syncpretrain.rng import Address, Purpose
@@ -20,14 +16,12 @@ class DeviceNumbers:
         self._uniform = np.random.Generator(np.random.Philox(key=key, counter=counter))
         self._drawn = 0
 
-    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> np.ndarray:
+    def random(self, size=None, dtype=np.float64, out=None) -> np.ndarray:
         filled = self._uniform.random(size, dtype, out)
         self._drawn += filled.size
         return filled
 
-    def standard_normal(
-        self, size: Any = None, dtype: Any = np.float64, out: Any = None
-    ) -> np.ndarray:
+    def standard_normal(self, size=None, dtype=np.float64, out=None):
         """Return or fill an array: Box and Muller's numbers, two of each word of 64 bits."""
         out = np.empty(size, dtype) if out is None else out
         skipped = (self._drawn + 1) // 2
@@ -41,11 +35,11 @@ class DeviceNumbers:
         return out
 
 
-def draw_as_on_a_device(monkeypatch: Any) -> None:
+def draw_as_on_a_device(monkeypatch) -> None:
     """Let NumPy's learners draw what those on a device do."""
     real = Address.generator
 
-    def generator(self: Address) -> Any:
+    def generator(self: Address):
         return DeviceNumbers(self) if self.purpose in TRAINING else real(self)
 
     monkeypatch.setattr(Address, "generator", generator)

@@ -1,7 +1,5 @@
 """Training steps of every kind, each preceded by what a test wants to happen there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

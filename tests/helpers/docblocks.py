@@ -1,7 +1,5 @@
 """Code blocks of the documents, and the timelines in them as the schedule plays them."""
 
-from __future__ import annotations
-
 import heapq
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The commands of the documents, made small: fewer units, epochs and examples, the same options."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from contextlib import suppress

@@ -1,38 +1,83 @@
 """Strategies for the fuzz of ``train``: a small file of data, and a command line about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from drawnfiles import File, files
-from drawnoptions import (
-    BESIDE,
-    ENCODERS,
-    ODD,
-    RBMS,
-    STEEP,
-    TUNING,
-    options,
-    rare,
-    subset,
-    table_of,
-    words,
-)
+import numpy as np
+from drawnoptions import BESIDE, MODELS, ODD, STEEP, TUNING, options, rare, subset, table_of, words
 from hypothesis import strategies as st
 
 from syncpretrain.settings import preset_names
 from syncpretrain.settings.architecture import architecture_of
 from syncpretrain.shapes import ImageShape
 
-__all__ = ["Draw", "draws", "others", "steep"]
-
-
 NO_LAYERS = (
     *("1x1x1,conv:1x2", "1x2x2,conv:2x1,pool:3", "1x2x2,conv:999999999x1", "1x2x2,pool:2"),
     *("4,conv:2x1", "1x2x2,3,conv:2x1", "1x2", "1x2x2,conv", "1x2x2,conv:2x1:9", "conv:2x1,3"),
     *("1x2x2,conv:2x2:same", "1x9999x9999,conv:2x1", "1x2x2,conv:900000x1", "8x1x1,conv:2x1"),
 )
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of examples, not yet written."""
+
+    name: str
+    X: np.ndarray
+    labels: np.ndarray | None
+
+    def write(self, folder: Path) -> None:
+        path = folder / self.name
+        if path.suffix == ".npz":
+            arrays = {"X": self.X} | ({} if self.labels is None else {"y": self.labels})
+            np.savez(path, **arrays)
+        elif path.suffix == ".csv":
+            np.savetxt(path, self.X, delimiter=",", fmt="%.9g")
+        else:
+            np.save(path, self.X)
+
+    def __repr__(self) -> str:
+        found = "no" if self.labels is None else sorted(set(self.labels.tolist()))
+        low, high = self.X.min(), self.X.max()
+        return f"{self.name}: {self.X.dtype} {self.X.shape}, {low} to {high}, labels {found}"
+
+    @property
+    def bounded(self) -> bool:
+        return self.X.dtype == np.uint8 or bool(self.X.min() >= 0 and self.X.max() <= 1)
+
+
+@st.composite
+def files(draw) -> File:
+    """Draw 1 to 30 examples of 1 to 8 values."""
+    shape = draw(st.integers(1, 30)), draw(st.integers(1, 8))
+    chance = np.random.default_rng(draw(st.integers(0, 2**16)))
+    uniform = chance.random(shape)
+    X = draw(
+        st.sampled_from(
+            [
+                uniform.astype(np.float32),
+                uniform,
+                (uniform < 0.3).astype(np.float32),
+                uniform < 0.3,
+                (256 * uniform).astype(np.uint8),
+                (uniform < 0.5).astype(np.int64),
+                np.zeros(shape, np.float32),
+                np.ones(shape, np.float16),
+                (1e-42 * uniform).astype(np.float32),
+                chance.standard_normal(shape).astype(np.float32),
+                1e17 * chance.standard_normal(shape),
+                3 + 1e-7 * chance.standard_normal(shape),
+            ]
+        )
+    )
+    name = draw(st.sampled_from(["x.npy", "x.npz", "labelled.npz", "labelled.npz", "x.csv"]))
+    labels = None
+    if name == "labelled.npz":
+        classes = draw(st.integers(1, 4))
+        labels = chance.integers(0, classes, shape[0])
+        if draw(st.booleans()):
+            labels[chance.random(shape[0]) < 0.4] = -1
+    return File(name, X.astype(np.float32) if name == "x.csv" else X, labels)
 
 
 @dataclass(frozen=True)
@@ -44,7 +89,7 @@ class Draw:
 
 
 @st.composite
-def draws(draw: Any) -> Draw:
+def draws(draw) -> Draw:
     """Draw a file and options of ``train`` for it; half of them are meant to fit each other."""
     file, sound = draw(files()), draw(st.booleans())
     rows, width = file.X.shape
@@ -55,7 +100,7 @@ def draws(draw: Any) -> Draw:
         text = convolutions(draw, width)
         layers = list(architecture_of(text)[0])
         depth = len(layers) - 1
-    model = draw(st.sampled_from(["rbm", "rbm", *ENCODERS.split()]))
+    model = draw(st.sampled_from(["rbm", *MODELS]))
     given = {"--data": file.name, "--layers": text, "--model": model}
     given["--batch-size"] = str(draw(st.integers(1, max(1, rows // 2))))
     table = table_of(model)
@@ -74,7 +119,7 @@ def draws(draw: Any) -> Draw:
     return Draw(file, words(given))
 
 
-def convolutions(draw: Any, width: int) -> str:
+def convolutions(draw, width: int) -> str:
     """Draw the text of one or two convolutions of images of so many values, and dense layers."""
     channels = draw(st.sampled_from([n for n in (1, 2, 3) if width % n == 0]))
     pixels = width // channels
@@ -94,7 +139,7 @@ def convolutions(draw: Any, width: int) -> str:
     return ",".join([*parts, *map(str, draw(st.lists(st.integers(1, 8), max_size=2)))])
 
 
-def tuning(draw: Any, file: File, depth: int, sound: bool) -> dict[str, str]:
+def tuning(draw, file: File, depth: int, sound: bool) -> dict[str, str]:
     """Draw options of fine-tuning."""
     objectives = ["reconstruction", *["classification"] * 2 * (file.labels is not None)]
     if not sound:
@@ -107,7 +152,7 @@ def tuning(draw: Any, file: File, depth: int, sound: bool) -> dict[str, str]:
     return given | options(draw, names, TUNING, depth, sound=sound)
 
 
-def preset(draw: Any, given: dict[str, str]) -> dict[str, str]:
+def preset(draw, given: dict[str, str]) -> dict[str, str]:
     """Draw a preset, with what small data needs of it."""
     small = {"--finetune-batch-size": "1", "--finetune-epochs": "1"}
     if draw(st.booleans()):
@@ -117,7 +162,7 @@ def preset(draw: Any, given: dict[str, str]) -> dict[str, str]:
     return {"--preset": draw(st.sampled_from(preset_names())), **small}
 
 
-def wrong(draw: Any, layers: list[int]) -> dict[str, str]:
+def wrong(draw, layers: list[int]) -> dict[str, str]:
     """Draw up to 2 options that hardly fit anything."""
     others = {
         "--layers": draw(
@@ -188,9 +233,9 @@ def settle(given: dict[str, str], file: File, layers: list[int]) -> None:
         given["--finetune-momentum"] = "0.9"
 
 
-def others(draw: Any, file: File, depth: int) -> tuple[str, ...]:
+def others(draw, file: File, depth: int) -> tuple[str, ...]:
     """Draw another model, other layers and options of any kind, to go on top of settings."""
-    model = draw(st.sampled_from([RBMS, *ENCODERS.split()]))
+    model = draw(st.sampled_from(MODELS))
     given = {"--model": model} if draw(st.booleans()) else {}
     if draw(st.booleans()):
         depth = draw(st.integers(1, 6))
@@ -206,11 +251,11 @@ def layers_of(file: File, depth: int) -> str:
 
 
 @st.composite
-def steep(draw: Any) -> Draw:
+def steep(draw) -> Draw:
     """Draw a file and options of which one at least is absurd for a rate, a cost or a decay."""
     file = draw(files())
     rows, width = file.X.shape
-    model = draw(st.sampled_from([RBMS, *ENCODERS.split()]))
+    model = draw(st.sampled_from(MODELS))
     depth = draw(st.integers(1, 4))
     layers = [width, *draw(st.lists(st.integers(1, 8), min_size=depth, max_size=depth))]
     given = {"--data": file.name, "--layers": ",".join(map(str, layers)), "--model": model}

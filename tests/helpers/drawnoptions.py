@@ -3,29 +3,11 @@
 Odd ones are of the wrong kind, on a boundary, or absurdly large or small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hypothesis import strategies as st
 from unitkinds import INPUT_UNITS, KINDS, RBM_UNITS, UNITS
-
-__all__ = [
-    "BESIDE",
-    "ENCODERS",
-    "FLAG",
-    "HUGE",
-    "ODD",
-    "RBMS",
-    "STEEP",
-    "TUNING",
-    "options",
-    "rare",
-    "subset",
-    "table_of",
-    "words",
-]
 
 HUGE = "9" * 30
 ODD = ("", "x", "-1", "0", "1.5", "nan", "inf", "1e400", HUGE, "1,2,3,4,5,6,7", " ", "\u0663")
@@ -42,6 +24,7 @@ class Option(NamedTuple):
 
 FLAG = "on"
 RBMS, ENCODERS = "rbm", "autoencoder denoising contractive"
+MODELS = [RBMS, *ENCODERS.split()]
 # As large as a float32 can hold, larger, and the least that a float64 can.
 RATES = ("1e4", "1e6", "1e20", "1e38", "3.5e38", "1e300", "1.7e308", "1e-45", "5e-324")
 COMMON = {
@@ -62,8 +45,7 @@ COMMON = {
     "--delay-compensation": Option(["0", "0.1", "1e300"]),
     "--max-staleness": Option(["0", "1", "1000000"]),
     "--simulate-staleness": Option(["0", "1", "3"]),
-    "--trim-replicas": Option([FLAG]),
-    "--no-trim-replicas": Option([FLAG]),
+    **dict.fromkeys(("--trim-replicas", "--no-trim-replicas"), Option([FLAG])),
     "--servers": Option(["1", "2", "3"], ["1025", HUGE]),
     "--exchange": Option(["messages"] * 3 + ["windows"]),
     "--runtime": Option(["serial", "threads"] * 4 + ["processes"]),
@@ -116,22 +98,17 @@ STOPPING = {
     RBMS: Option(["none", "free-energy-gap", "pseudo-likelihood"], ["validation-error"]),
     ENCODERS: Option(["none", "validation-error"], ["free-energy-gap", "pseudo-likelihood"]),
 }
+NEGATIONS = ("--not-persistent", "--not-centred", "--visible-means", "--input-means", "--tied")
+OF_RBMS = ("--persistent", "--centred", "--sample-visible", "--sample-input")
 OF_MODELS = {
+    **dict.fromkeys(NEGATIONS, Option([FLAG])),
+    **dict.fromkeys(OF_RBMS, Option([FLAG], [], "", RBMS)),
     "--cd-steps": Option(["1", "2", "3"], ["1001"], ",", RBMS),
     "--sparsity-target": Option(["0.1", "0", "0.999"], ["1"], ",", RBMS),
     "--sparsity-cost": Option(["0", "0.1"], RATES, ",", RBMS),
     "--hidden-dropout": Option(["0", "0.5", "0.99", "0.9999999999999999"], ["1"], ",", RBMS),
-    "--persistent": Option([FLAG], [], "", RBMS),
-    "--not-persistent": Option([FLAG]),
     "--chains": Option(["0", "1", "7"], ["-1", "1e9"], ",", RBMS),
     "--chain-start": Option(["noise", "data"], ["h"], ",", RBMS),
-    "--centred": Option([FLAG], [], "", RBMS),
-    "--not-centred": Option([FLAG]),
-    "--sample-visible": Option([FLAG], [], "", RBMS),
-    "--visible-means": Option([FLAG]),
-    "--sample-input": Option([FLAG], [], "", RBMS),
-    "--input-means": Option([FLAG]),
-    "--tied": Option([FLAG]),
     "--untied": Option([FLAG], [], "", ENCODERS),
     "--loss": Option(["squared", "cross-entropy"], [], "", ENCODERS),
     "--corruption": Option(
@@ -142,14 +119,17 @@ OF_MODELS = {
     ),
     "--contraction": Option(["0", "0.1", "10"], RATES, ",", "contractive"),
 }
+ASYNC = ("push-every", "fetch-every", "async-rate", "delay-compensation", "max-staleness")
+FLAGS = ("finetune-nesterov", "no-finetune-nesterov")
+FLAGS += ("finetune-trim-replicas", "no-finetune-trim-replicas")
 TUNING = {
+    **{f"--finetune-{name}": COMMON[f"--{name}"] for name in (*ASYNC, "simulate-staleness")},
+    **{f"--{name}": Option([FLAG]) for name in FLAGS},
     "--finetune-epochs": Option(["1", "2", "3"], ["1000001"]),
     "--finetune-optimizer": Option(["adam", "sgd", "cg", "lbfgs"]),
     "--finetune-learning-rate": Option(["0.001", "0.1", "1", "5e-324"], RATES),
     "--finetune-rate-schedule": Option(["constant", "linear", "cosine"]),
     "--finetune-momentum": Option(["0", "0.9", "0.9999999999999999"], ["1"]),
-    "--finetune-nesterov": Option([FLAG]),
-    "--no-finetune-nesterov": Option([FLAG]),
     "--finetune-weight-decay": Option(["0", "0.01"], RATES),
     "--finetune-loss": Option(["squared", "cross-entropy"]),
     "--finetune-dropout": Option(["0", "0.5", "0.99", "0.9999999999999999"], ["1"]),
@@ -158,30 +138,19 @@ TUNING = {
     "--finetune-precision": Option(["float32", "bfloat16", "auto"], ["tf32", "float16"]),
     "--finetune-replicas": Option(["1", "2", "3"], ["1025", "1000000"]),
     "--finetune-schedule": Option(["synchronous", "async"]),
-    "--finetune-trim-replicas": Option([FLAG]),
-    "--no-finetune-trim-replicas": Option([FLAG]),
     "--finetune-servers": Option(["1", "2"], ["1025"]),
     "--finetune-runtime": Option(["serial", "threads"]),
-    "--finetune-push-every": Option(["1", "3", "1000000"]),
-    "--finetune-fetch-every": Option(["1", "6", "1000000"]),
-    "--finetune-async-rate": Option(["staleness", "constant"]),
-    "--finetune-delay-compensation": Option(["0", "0.1", "1e300"]),
-    "--finetune-max-staleness": Option(["0", "1", "1000000"]),
-    "--finetune-simulate-staleness": Option(["0", "1", "3"]),
     "--finetune-split": Option(["units", "examples"], ["filters", "hybrid"]),
     "--finetune-shards": Option(["0", "1", "2", "3"], ["1024", "1025", "100000000"]),
 }
 STEEP = {
-    "--learning-rate": Option(RATES, RATES, ","),
-    "--weight-decay": Option(RATES, RATES, ","),
-    "--l1": Option(RATES, RATES, ","),
+    **dict.fromkeys(("--learning-rate", "--weight-decay", "--l1"), Option(RATES, RATES, ",")),
     "--sparsity-cost": Option(RATES, RATES, ",", RBMS),
     "--contraction": Option(RATES, RATES, ",", "contractive"),
     "--corruption": Option(
         [f"gaussian:{rate}" for rate in RATES], ["gaussian:1e30"], ",", "denoising"
     ),
-    "--finetune-learning-rate": Option(RATES),
-    "--finetune-weight-decay": Option(RATES),
+    **dict.fromkeys(("--finetune-learning-rate", "--finetune-weight-decay"), Option(RATES)),
 }
 BESIDE = (
     *("--visible-units", "--hidden-units", "--momentum", "--runtime", "--visible-bias"),
@@ -197,21 +166,19 @@ def table_of(model: str) -> dict[str, Option]:
     return COMMON | own | {"--early-stopping": STOPPING[kind], "--hidden-units": HIDDEN[kind]}
 
 
-def rare(draw: Any, one_in: int) -> bool:
+def rare(draw, one_in: int) -> bool:
     """Draw true once in so many times."""
     return draw(st.integers(0, one_in - 1)) == one_in - 1
 
 
-def subset(draw: Any, names: Iterable[str], most: int) -> list[str]:
+def subset(draw, names: Iterable[str], most: int) -> list[str]:
     """Draw up to so many names, none more likely than another."""
     names = sorted(names)
     count = min(draw(st.integers(0, most)), len(names))
     return draw(st.lists(st.sampled_from(names), unique=True, min_size=count, max_size=count))
 
 
-def options(
-    draw: Any, names: Iterable[str], table: Mapping[str, Option], depth: int, *, sound: bool
-) -> dict[str, str]:
+def options(draw, names, table, depth, *, sound):
     """Draw the texts of options of these names, for so many layers where they may differ."""
     return {name: _text(draw, table[name], depth, sound) for name in names}
 
@@ -221,7 +188,7 @@ def words(given: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name if text == FLAG else f"{name}={text}" for name, text in given.items())
 
 
-def _text(draw: Any, option: Option, depth: int, sound: bool) -> str:
+def _text(draw, option: Option, depth: int, sound: bool) -> str:
     texts = st.sampled_from(option.sound)
     if option.sound == [FLAG]:
         return FLAG

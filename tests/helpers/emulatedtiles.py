@@ -4,8 +4,6 @@
 instructions themselves, which are emulated as they are met.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.machinery
 import importlib.util

@@ -1,7 +1,5 @@
 """The estimators; where scikit-learn is missing, a test module that imports this is skipped."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("sklearn", minversion="1.6", reason="the estimators are scikit-learn's")
@@ -13,14 +11,5 @@ from syncpretrain.sklearn import (
     StackedAutoencoder,
     StackedRBM,
 )
-
-__all__ = [
-    "ESTIMATORS",
-    "DBNClassifier",
-    "DBNRegressor",
-    "StackAnomalyDetector",
-    "StackedAutoencoder",
-    "StackedRBM",
-]
 
 ESTIMATORS = [DBNClassifier, DBNRegressor, StackAnomalyDetector, StackedAutoencoder, StackedRBM]

@@ -1,7 +1,5 @@
 """The JSON Schema of a line of ``events.jsonl``, made of the fields of the events."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, get_type_hints
 

@@ -1,28 +1,16 @@
 """Stacks to export, raw rows for them, and what each part is to return."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
+from randomconvolutions import random_layer
 
 from syncpretrain.data.scaling import Scaling
-from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Head
+from syncpretrain.models.layer import DenseLayer, Head
 from syncpretrain.models.stack import Stack
-from syncpretrain.shapes import ConvolutionShape
-
-__all__ = [
-    "CASES",
-    "HEADS",
-    "case",
-    "close",
-    "columns_of",
-    "expected",
-    "inputs_of",
-    "parts_of_case",
-    "rows_of",
-]
+from syncpretrain.shapes import ConvolutionShape, DenseShape
 
 ROWS = 7
 COLUMNS = {
@@ -38,31 +26,15 @@ GROUPS = {"blocks": ((4, 7), (7, 10)), "table": ((1, 4), (5, 7)), "a choice": ((
 TABLE_UNITS = "gaussian:1,softmax:1x3,bernoulli:1,softmax:1x2"
 
 
-def _dense(draws, visible, hidden, above, below, *, untied=False):
-    def array(*shape):
-        return draws.normal(size=shape).astype(np.float32)
-
-    weight = array(visible, hidden) / np.float32(np.sqrt(visible))
-    own = array(hidden, visible) if untied else None
+def _layer(draws, shape, above="bernoulli", below="bernoulli", *, untied=False):
     kinds = {"hidden_units": above, "visible_units": below}
-    return DenseLayer(weight, array(hidden), array(visible), own, **kinds)
+    return random_layer(shape, tied=not untied, seed=draws, **kinds)
 
 
 def _dense_stack(draws, widths, units, *, untied=False, **others):
-    pairs = zip(widths, widths[1:], units[1:], units, strict=False)
-    layers = [_dense(draws, v, h, up, down, untied=untied) for v, h, up, down in pairs]
-    return Stack(tuple(layers), **others)
-
-
-def _convolution(draws, shape, above="bernoulli", below="bernoulli", *, untied=False):
-    def array(*sizes):
-        return (0.3 * draws.normal(size=sizes)).astype(np.float32)
-
-    sizes = (shape.size, shape.size, shape.reads, shape.filters)
-    own = array(*sizes) if untied else None
-    biases = array(shape.filters), array(shape.channels)
-    kinds = {"hidden_units": above, "visible_units": below}
-    return ConvolutionalLayer(array(*sizes), *biases, shape, own, **kinds)
+    shapes = [DenseShape(*pair) for pair in pairwise(widths)]
+    kinds = zip(shapes, units[1:], units, strict=False)
+    return Stack(tuple(_layer(draws, *each, untied=untied) for each in kinds), **others)
 
 
 def _scaling(draws, width, *, only=slice(None), never=slice(0)):
@@ -76,13 +48,13 @@ def _scaling(draws, width, *, only=slice(None), never=slice(0)):
 def _lenet(draws):
     first = ConvolutionShape(2, 8, 6, 4, 3, 1, 2, "max", channels_first=True, groups=2)
     second = ConvolutionShape(4, 4, 3, 6, 2, 0, 1, "max", groups=2)
-    layers = [_convolution(draws, first, untied=True), _convolution(draws, second, "relu")]
-    return Stack((*layers, _dense(draws, second.hidden, 5, "tanh", "gaussian")))
+    layers = [_layer(draws, first, untied=True), _layer(draws, second, "relu")]
+    return Stack((*layers, _layer(draws, DenseShape(second.hidden, 5), "tanh", "gaussian")))
 
 
 def _maps(draws, pooling, gain=1):
     shape = ConvolutionShape(1, 7, 9, 3, 2, 0, 2, pooling, channels_first=True)
-    layer = _convolution(draws, shape, below="gaussian")
+    layer = _layer(draws, shape, below="gaussian")
     layer = replace(layer, weight=np.float32(gain) * layer.weight)
     return Stack((layer,), scaling=_scaling(draws, shape.visible))
 
@@ -172,16 +144,10 @@ def columns_of(name: str, *, missing: bool = True) -> list[list]:
     rows = rows_of(name, missing=missing)
 
     def texts(part, values):
-        known = ~np.isnan(part).any(axis=1)
-        return [values[part[i].argmax()] if known[i] else None for i in range(len(part))]
+        return [None if np.isnan(row).any() else values[row.argmax()] for row in part]
 
-    colours, sizes = ["blue", "green", "red"], ["L", "S"]
-    return [
-        rows[:, 0].tolist(),
-        texts(rows[:, 1:4], colours),
-        rows[:, 4].tolist(),
-        texts(rows[:, 5:7], sizes),
-    ]
+    colours = texts(rows[:, 1:4], ["blue", "green", "red"])
+    return [rows[:, 0].tolist(), colours, rows[:, 4].tolist(), texts(rows[:, 5:7], ["L", "S"])]
 
 
 def numbered(name: str, *, missing: bool = True) -> np.ndarray:

@@ -5,8 +5,6 @@ stream is the current one. With TF32 it leaves out the last 13 bits of factors, 
 NVIDIA does not say what cuBLAS does, and this is the worst.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from typing import Any
@@ -33,7 +31,7 @@ def cut(x: np.ndarray) -> np.ndarray:
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def cublasCreate_v2(handle: Any) -> int:  # noqa: N802 - cuBLAS's names
+def cublasCreate_v2(handle) -> int:  # noqa: N802 - cuBLAS's names
     if any(device == fakecupy.current_device() for device, _ in fakecupy._graphs):
         return NOT_INITIALIZED  # it may wait for the device
     number = next(_numbers)  # two threads may ask at the same time
@@ -49,9 +47,7 @@ def cublasSetStream_v2(handle: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
     return 0
 
 
-def cublasSetWorkspace_v2(  # noqa: N802
-    handle: ctypes.c_void_p, workspace: ctypes.c_void_p, size: ctypes.c_size_t
-) -> int:
+def cublasSetWorkspace_v2(handle, workspace, size):  # noqa: N802
     handles[handle.value]["workspace"] = workspace.value, size.value
     return 0
 
@@ -61,7 +57,7 @@ def cublasSetMathMode(handle: ctypes.c_void_p, mode: int) -> int:  # noqa: N802
     return 0 if mode in (DEFAULT_MATH, TF32_MATH) else INVALID_VALUE
 
 
-def cublasSgemm_v2(handle: ctypes.c_void_p, *given: Any) -> int:  # noqa: N802
+def cublasSgemm_v2(handle: ctypes.c_void_p, *given) -> int:  # noqa: N802
     of_a, of_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc = given
     own = handles.get(handle.value)
     if own is None or own["workspace"] is None or "math" not in own:

@@ -1,14 +1,11 @@
 """Runs CUDA source on the CPU: compiled by g++ with ``cudashim.h`` in CUDA's place."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil
 import subprocess
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import compiledonce
 import numpy as np
@@ -91,9 +88,7 @@ def _compile(code: str, library: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def launch(
-    source: str, name: str, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
-) -> None:
+def launch(source, name, grid, block, args):
     """Run a kernel; ``args`` are scalars or objects with ``data.ptr`` and ``dtype``, as in CuPy.
 
     What CUDA would take without a word and misread is refused: arguments of another number or type

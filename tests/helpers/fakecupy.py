@@ -138,7 +138,7 @@ def wait(device: int, stream: str | None = None) -> None:
                 _queues[key].pop(0)()
 
 
-def computed(function: Callable[[], Any], inputs: list[Any]) -> Any:
+def computed(function: Callable[[], Any], inputs: list[Any]):
     """Return what a function of arrays will return, queued; a view of one of them at once."""
     if not _is_deferred and recording() is None:
         return function()
@@ -209,7 +209,7 @@ class Graph:
     def streams(self) -> list[Key]:
         return list(self._after)
 
-    def launch(self, stream: Any = None) -> None:
+    def launch(self, stream=None) -> None:
         assert stream is None
         refuse_while_recording("a launch of a graph")
         if not self.is_mapped:
@@ -317,11 +317,11 @@ class _Block:
 
     attribute: str
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value) -> None:
         self._value = value
         self._before: list[Any] = []
 
-    def __enter__(self) -> Any:
+    def __enter__(self):
         self._before.append(getattr(_now, self.attribute, None))
         setattr(_now, self.attribute, self._value)
         return self
@@ -410,9 +410,7 @@ class Stream(_Block):
     attribute = "stream"
     made = 0
 
-    def __init__(
-        self, null: bool = False, non_blocking: bool = False, priority: int | None = None
-    ) -> None:
+    def __init__(self, null=False, non_blocking=False, priority=None):
         assert non_blocking, "a blocking stream waits for the default one"
         self.priority = max(-5, min(0, priority or 0))  # what CUDA makes of it
         Stream.made += 1
@@ -422,7 +420,7 @@ class Stream(_Block):
         self._outer: list[Any] = []
         self._device = current_device()
 
-    def __enter__(self) -> Any:
+    def __enter__(self):
         self._outer.append(getattr(_now, "entered", None))
         _now.entered = self
         return super().__enter__()
@@ -463,11 +461,11 @@ class NullStream:
         wait(current_device(), NULL)
 
 
-def get_current_stream() -> Any:
+def get_current_stream():
     return getattr(_now, "entered", None) or NullStream()
 
 
-def unwrap(value: Any, what: str, others: Any = ()) -> Any:
+def unwrap(value, what: str, others=()):
     """Return a NumPy array of one's own array, or a scalar; refuse arrays of the host.
 
     ``others`` are devices whose arrays may be used as well.
@@ -486,7 +484,7 @@ def unwrap(value: Any, what: str, others: Any = ()) -> Any:
     return value
 
 
-def called(function: Callable[..., Any], name: str, args: Any, out: Any) -> Any:
+def called(function: Callable[..., Any], name: str, args, out):
     """Return what a function of arrays and scalars returns: ``out``, or new arrays."""
     given = [unwrap(each, name) for each in args]
     if out is not None:
@@ -495,7 +493,7 @@ def called(function: Callable[..., Any], name: str, args: Any, out: Any) -> Any:
     return wrap(computed(lambda: function(*given), [x for x in given if isinstance(x, np.ndarray)]))
 
 
-def wrap(result: Any) -> Any:
+def wrap(result):
     if isinstance(result, (list, tuple)):
         return type(result)(wrap(each) for each in result)
     if isinstance(result, (np.ndarray, np.generic)):
@@ -519,12 +517,11 @@ class ndarray:  # noqa: N801 - CuPy's name
             " a NumPy array explicitly."
         )
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc, method: str, *inputs, **options):
         name = ufunc.__name__
         if name == "matmul" and recording() is not None:
-            raise NotImplementedError(
-                "calling cuBLAS API during stream capture is currently unsupported"
-            )
+            text = "calling cuBLAS API during stream capture is currently unsupported"
+            raise NotImplementedError(text)
         if method != "__call__" or not options.keys() <= {"out", "dtype", "casting"}:
             raise TypeError(f"{name}: CuPy has no {method} with {sorted(options)}")
         note(name)
@@ -536,13 +533,11 @@ class ndarray:  # noqa: N801 - CuPy's name
             options.setdefault("casting", "same_kind")
         return called(lambda *given: ufunc(*given, **options), name, inputs, out)
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(self, function, types, args, kwargs):
         name = function.__name__
         name = "max" if name == "amax" else name
         if name not in FUNCTIONS:
-            raise TypeError(
-                f"{name} is not in the stand-in for CuPy; see tests/helpers/fakecupy.py"
-            )
+            raise TypeError(f"{name} is not in the stand-in for CuPy: tests/helpers/fakecupy.py")
         unknown = kwargs.keys() - FUNCTIONS[name]
         if unknown:
             raise TypeError(f"{name}() got an unexpected keyword argument {unknown.pop()!r}")
@@ -563,13 +558,13 @@ class ndarray:  # noqa: N801 - CuPy's name
             assert same and flat, "between devices only memory is copied"
         queue(lambda: np.copyto(target, source, casting="same_kind"))
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index):
         at = unwrap(index, "index")
         if not isinstance(at, np.ndarray) and at is not Ellipsis:
             at = (*at, ...) if isinstance(at, tuple) else (at, ...)  # a number is a view as well
         return ndarray(computed(lambda: self._host[at], [self._host]), self.device)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index, value) -> None:
         if isinstance(value, np.ndarray) and value.ndim:
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         note("setitem")
@@ -583,7 +578,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         wait(current_device(), current_stream())
         return self._host.copy()
 
-    def item(self) -> Any:
+    def item(self):
         return self.get().item()
 
     def __float__(self) -> float:
@@ -597,7 +592,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return ndarray(computed(self._host.copy, []))
 
     @property
-    def data(self) -> Any:
+    def data(self):
         recently_asked().append(self._host)
         return SimpleNamespace(
             ptr=self._host.ctypes.data,
@@ -607,7 +602,7 @@ class ndarray:  # noqa: N801 - CuPy's name
             copy_to_host_async=self._copy_to,
         )
 
-    def _fill_from_any_device(self, source: Any, size: int) -> None:
+    def _fill_from_any_device(self, source, size: int) -> None:
         note("peer copy")  # by the current stream, wherever this is
         assert size == source.owner.nbytes == self._host.nbytes
         assert source.owner.flags.c_contiguous and self._host.flags.c_contiguous
@@ -633,37 +628,32 @@ class ndarray:  # noqa: N801 - CuPy's name
         queue(lambda: ctypes.memmove(pointer.value, self._host.ctypes.data, size))
 
     @property
-    def flags(self) -> Any:
+    def flags(self):
         return SimpleNamespace(c_contiguous=self._host.flags.c_contiguous)
 
-    def reshape(self, *shape: Any) -> ndarray:
+    def reshape(self, *shape) -> ndarray:
         note("reshape")
         return ndarray(computed(lambda: self._host.reshape(*shape), [self._host]), self.device)
 
-    def fill(self, value: Any) -> None:
+    def fill(self, value) -> None:
         self[...] = value
 
 
-def _delegate(name: str) -> Any:
-    def method(self: ndarray, *args: Any, **options: Any) -> Any:
+def _delegate(name: str):
+    def method(self: ndarray, *args, **options):
         note(name)
         given = {key: unwrap(value, name) for key, value in options.items()}
-        return called(
-            lambda own, *more: getattr(own, name)(*more, **given),
-            name,
-            (self, *args),
-            options.get("out"),
-        )
+        function = lambda own, *more: getattr(own, name)(*more, **given)  # noqa: E731
+        return called(function, name, (self, *args), options.get("out"))
 
     return method
 
 
-def _operator(name: str, ufunc: Any, kind: str) -> Any:
-    def operator(self: ndarray, other: Any) -> Any:
+def _operator(ufunc, kind: str):
+    def operator(self: ndarray, other):
         pair = (other, self) if kind == "r" else (self, other)
-        return self.__array_ufunc__(
-            ufunc, "__call__", *pair, **({"out": (self,)} if kind == "i" else {})
-        )
+        options = {"out": (self,)} if kind == "i" else {}
+        return self.__array_ufunc__(ufunc, "__call__", *pair, **options)
 
     return operator
 
@@ -682,7 +672,7 @@ for _name, _ufunc in {
     "and": np.bitwise_and,
 }.items():
     for _kind in ("", "r", "i"):
-        setattr(ndarray, f"__{_kind}{_name}__", _operator(_name, _ufunc, _kind))
+        setattr(ndarray, f"__{_kind}{_name}__", _operator(_ufunc, _kind))
 for _name, _ufunc in {
     "lt": np.less,
     "le": np.less_equal,
@@ -691,7 +681,7 @@ for _name, _ufunc in {
     "eq": np.equal,
     "ne": np.not_equal,
 }.items():
-    setattr(ndarray, f"__{_name}__", _operator(_name, _ufunc, ""))
+    setattr(ndarray, f"__{_name}__", _operator(_ufunc, ""))
 ndarray.__neg__ = lambda self: self.__array_ufunc__(  # type: ignore[attr-defined]
     np.negative, "__call__", self
 )
@@ -707,14 +697,7 @@ class RawKernel:
 
     max_dynamic_shared_size_bytes = property(fset=_allow_shared)
 
-    def __call__(
-        self,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        args: tuple[Any, ...],
-        *,
-        shared_mem: int = 0,
-    ) -> None:
+    def __call__(self, grid, block, args, *, shared_mem=0):
         own = current_device()
         assert shared_mem <= self._most_shared.get(own, 48 << 10), f"{self._name}: shared memory"
         others = {device for reader, device in _readable if reader == own}
@@ -745,7 +728,7 @@ class CUDARuntimeError(RuntimeError):
         self.status = status
 
 
-def asarray(array: Any, dtype: Any = None) -> ndarray:
+def asarray(array, dtype=None) -> ndarray:
     note("asarray")
     if isinstance(array, ndarray):
         return array
@@ -755,7 +738,7 @@ def asarray(array: Any, dtype: Any = None) -> ndarray:
     return ndarray(counted(computed(copy.copy, [])))
 
 
-def empty(shape: Any, dtype: Any = float) -> ndarray:
+def empty(shape, dtype=float) -> ndarray:
     array = np.empty(shape, dtype=dtype)
     if array.dtype.kind == "f":
         array.fill(np.nan)
@@ -768,18 +751,22 @@ def enable_peer_access(peer: int) -> None:
     _readable.add((current_device(), peer))
 
 
-def alloc_pinned_memory(size: int) -> Any:
+def alloc_pinned_memory(size: int):
     memory = (ctypes.c_char * size)()
     _pinned[ctypes.addressof(memory)] = memory
     return memory
+
+
+def by_name(*parts):
+    return {part.__name__: part for part in parts}
 
 
 def fake_cupy(devices: int = DEVICES) -> ModuleType:
     """Return a module that can stand in ``sys.modules`` as cupy."""
     module = ModuleType("cupy")
 
-    def creating(function: Any) -> Any:
-        def create(*args: Any, **options: Any) -> ndarray:
+    def creating(function):
+        def create(*args, **options) -> ndarray:
             return ndarray(counted(np.asarray(computed(lambda: function(*args, **options), []))))
 
         return create
@@ -795,28 +782,17 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
     )
     vars(module).update(
         __version__="14.2.0",
-        ndarray=ndarray,
-        asarray=asarray,
-        RawModule=RawModule,
-        empty=empty,
-        zeros=creating(np.zeros),
-        ones=creating(np.ones),
+        **by_name(ndarray, asarray, RawModule, empty),
+        **{each.__name__: creating(each) for each in (np.zeros, np.ones, np.full)},
         empty_like=lambda array: empty(array.shape, dtype=array.dtype),
         get_default_memory_pool=lambda: DefaultPool("memory"),
         get_default_pinned_memory_pool=lambda: DefaultPool("pinned memory"),
-        full=creating(np.full),
         float32=np.float32,
         cuda=SimpleNamespace(
-            Device=Device,
-            Event=Event,
-            Memory=Memory,
-            MemoryPointer=MemoryPointer,
-            MemoryPool=MemoryPool,
-            Stream=Stream,
-            alloc_pinned_memory=alloc_pinned_memory,
+            **by_name(Device, Event, Memory, MemoryPointer, MemoryPool, Stream),
+            **by_name(alloc_pinned_memory, get_current_stream),
             compiler=SimpleNamespace(CompileException=CompileException),
             device=SimpleNamespace(get_cublas_handle=lambda: 0),
-            get_current_stream=get_current_stream,
             is_available=lambda: devices > 0,
             runtime=runtime,
             using_allocator=UsingAllocator,
@@ -825,7 +801,7 @@ def fake_cupy(devices: int = DEVICES) -> ModuleType:
     return module
 
 
-def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False) -> ModuleType:
+def install(monkeypatch, devices: int = DEVICES, *, deferred: bool = False) -> ModuleType:
     """Let ``import cupy`` find the stand-in until the test ends."""
     global installed
     installed += 1
@@ -833,15 +809,8 @@ def install(monkeypatch: Any, devices: int = DEVICES, *, deferred: bool = False)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(sys.modules[__name__], "_is_deferred", deferred)
     monkeypatch.setattr(cublas, "load_library", lambda cupy: importlib.import_module("fakecublas"))
-    _queues.clear()
-    _graphs.clear()
-    _readable.clear()
-    log.clear()
-    uploads.clear()
-    left.clear()
-    freed.clear()
-    room.clear()
-    _made.clear()
+    for each in (_queues, _graphs, _readable, log, uploads, left, freed, room, _made):
+        each.clear()
     cuda_kernels.kernels_of.cache_clear()  # of the modules before
     cupy_backend._streams.cache_clear()
     return module

@@ -1,10 +1,8 @@
 """Folders as tests look at them, and disks that are full."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 def names_in(folder: Path) -> list[str]:
@@ -12,6 +10,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def full(*arguments: Any, **options: Any) -> NoReturn:
+def full(*arguments, **options) -> NoReturn:
     """Stand for any function that writes, on a full disk."""
     raise OSError(errno.ENOSPC, "No space left on device")

@@ -5,8 +5,6 @@ The process is a new one all the same, a child of this one, with the descriptors
 and the path that it is to have. Tests of the start itself take the real one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math
@@ -22,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -95,7 +92,7 @@ class Template:
             )
         templates.add(self._process.pid)
 
-    def fork(self, descriptors: dict[int, int], **wanted: Any) -> int:
+    def fork(self, descriptors: dict[int, int], **wanted) -> int:
         """Return a new child of this process; ``descriptors`` are its numbers, and ours."""
         wanted |= {"descriptors": list(descriptors), "folder": str(Path.cwd())}
         text = json.dumps(wanted).encode()
@@ -151,7 +148,7 @@ class Fork:
 def forked(template: Template) -> Iterator[None]:
     """Let the processes of layers be forks, but where their start would read something else."""
 
-    def popen(command: list[str], **given: Any) -> Any:
+    def popen(command: list[str], **given):
         environment = given["env"]
         if read_at_start(environment) != read_at_start(template.environment):
             return subprocess.Popen(command, **given)

@@ -1,13 +1,10 @@
 """Processes of layers that kill themselves, once, at an exact moment; imported there."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from syncpretrain.pretraining import build as building
 from syncpretrain.pretraining import streamed as streaming
@@ -21,24 +18,15 @@ original_worker = building.build_worker
 original_streamed_layer = streaming.build_streamed_layer
 
 
-def killed_worker(*given: Any, **how: Any) -> Any:
+def killed_worker(*given, **how):
     return killed(original_worker, *given, **how)
 
 
-def killed_streamed_layer(*given: Any, **how: Any) -> Any:
+def killed_streamed_layer(*given, **how):
     return killed(original_streamed_layer, *given, **how)
 
 
-def killed(
-    original: Any,
-    folder: Path,
-    kills: Collection[Kill],
-    pause: float,
-    settings: Any,
-    place: Any,
-    *rest: Any,
-    **how: Any,
-) -> Any:
+def killed(original, folder, kills, pause, settings, place, *rest, **how):
     """Return what trains a layer; ``pause`` are the seconds between two states that are kept."""
     at = arranged(folder, kills, pause, place if isinstance(place, int) else place.layer)
     built = original(settings, place, *rest, **how)
@@ -46,9 +34,7 @@ def killed(
     return built
 
 
-def arranged(
-    folder: Path, kills: Collection[Kill], pause: float, layer: int
-) -> Callable[[str], Callable[[], bool]]:
+def arranged(folder, kills, pause, layer):
     """Arrange the kills of a layer in this process; return what has one at a moment."""
 
     def at(moment: str) -> Callable[[], bool]:
@@ -67,13 +53,13 @@ def arranged(
     write, keep = restarts.write_array, restarts.Keeping.keep
     in_write, when_kept = at("write"), at("kept")
 
-    def write_array(descriptor: int, array: Any, offset: int) -> None:
+    def write_array(descriptor: int, array, offset: int) -> None:
         if in_write():
             write(descriptor, array[: len(array) // 2], offset)
             die()
         write(descriptor, array, offset)
 
-    def kept(self: restarts.Keeping, state: Any) -> None:
+    def kept(self: restarts.Keeping, state) -> None:
         keep(self, state)
         if when_kept():
             die()
@@ -83,10 +69,10 @@ def arranged(
     return at
 
 
-def kill_after_steps(training: Any, is_due: Callable[[], bool]) -> None:
+def kill_after_steps(training, is_due: Callable[[], bool]) -> None:
     train_step = training.train_step
 
-    def step(*arguments: Any, **how: Any) -> Any:
+    def step(*arguments, **how):
         error = train_step(*arguments, **how)
         if is_due():
             die()

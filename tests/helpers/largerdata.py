@@ -1,7 +1,5 @@
 """Data in a file that is larger than the memory, or given by an iterable."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -33,11 +31,7 @@ ROWS = 1003
 
 def example_rows(dtype: str, rows: int = ROWS) -> np.ndarray:
     X = np.random.default_rng(0).random((rows, LAYERS[0]))
-    return (
-        (255 * X).astype(dtype)
-        if dtype == "uint8"
-        else (X < 0.4 if dtype == "?" else X).astype(dtype)
-    )
+    return {"uint8": 255 * X, "?": X < 0.4}.get(dtype, X).astype(dtype)
 
 
 def mapped(folder: Path, X: np.ndarray) -> np.ndarray:

@@ -1,7 +1,5 @@
 """The processes of layers, found among those of the system."""
 
-from __future__ import annotations
-
 import re
 
 import psutil

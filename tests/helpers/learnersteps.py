@@ -1,7 +1,5 @@
 """Usual settings and epochs of single learners, and what their parameters are."""
 
-from __future__ import annotations
-
 import numpy as np
 from convolutionbydefinition import channel_of, matrix_of
 from onelayer import layer_settings
@@ -11,8 +9,6 @@ from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.steps import WholeStep
 from syncpretrain.settings import MomentumSchedule
 from syncpretrain.settings.fields import LayerSettings
-
-__all__ = ["assert_close", "assert_same_bits", "slopes_of", "train_whole", "unrolled", "usual"]
 
 
 def usual(**changed) -> LayerSettings:

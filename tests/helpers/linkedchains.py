@@ -1,6 +1,6 @@
 """Chains with convolutions, and ways to work the steps of their networks."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 
@@ -81,12 +81,9 @@ def sampled(network):
 
 def as_float32(chain):
     return [
-        type(link)(link.weight.astype("f4"), link.bias.astype("f4"), *rest(link)) for link in chain
+        replace(link, weight=link.weight.astype("f4"), bias=link.bias.astype("f4"))
+        for link in chain
     ]
-
-
-def rest(link):
-    return (link.units,) if isinstance(link, Affine) else (link.units, link.shape)
 
 
 def examples(chain, rows=6, dtype=np.float64, seed=5):

@@ -1,7 +1,5 @@
 """Networks and optimizers on the whole of some examples, as one minibatch."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.finetuning.optimizers import At

@@ -1,7 +1,5 @@
 """Model files as tests write them, and what is equal to what was saved."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

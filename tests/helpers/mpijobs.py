@@ -1,7 +1,5 @@
 """Jobs of a real ``mpiexec``, if there is one that mpi4py can use."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -10,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,9 +66,7 @@ def start(ranks: int, *command: object, hosts: int = 1) -> subprocess.Popen[str]
     )
 
 
-def ranks_of(
-    started: subprocess.Popen[str], number: int, has_begun: Callable[[], bool]
-) -> dict[int, psutil.Process]:
+def ranks_of(started, number, has_begun):
     """Return the processes of a job by rank, once its work has begun."""
     deadline = time.monotonic() + BEGIN_SECONDS
     while not has_begun():

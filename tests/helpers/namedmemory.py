@@ -1,7 +1,5 @@
 """Shared memory that has a name, which none of this library has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 # Of tests that run at the same time: MPICH, the UCX below either MPI, semaphores, joblib.

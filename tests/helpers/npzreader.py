@@ -1,7 +1,5 @@
 """An exported ``.npz`` file in NumPy alone, as its documentation says."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

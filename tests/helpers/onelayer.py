@@ -1,7 +1,5 @@
 """The settings of one layer, for a learner without a stack."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.learners.base import Learner

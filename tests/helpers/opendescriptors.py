@@ -1,7 +1,5 @@
 """The descriptors of this process on a machine with a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 # A GPU's driver opens these at a first stream, event, graph or library, and keeps them.

@@ -1,13 +1,10 @@
 """Places by name, a toy among them, and a job that any of them can start."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from localranks import local_ranks
@@ -33,12 +30,12 @@ class Adding(Assignment):
     is_broken: bool = False
 
     @contextmanager
-    def open(self, context: Any) -> Iterator[Obey]:
+    def open(self, context) -> Iterator[Obey]:
         if self.is_broken:
             raise MemoryError("no room")
         yield partial(self.obey, context)
 
-    def obey(self, context: Any, order: Any) -> Any:
+    def obey(self, context, order):
         if order == WORKERS:
             return int(context.workers[0])
         if order == STOP:
@@ -56,17 +53,17 @@ class ToyLink:
 
     offset, has_ended = 0.0, False
 
-    def __init__(self, job: Any, context: Context) -> None:
+    def __init__(self, job, context: Context) -> None:
         self._build, self._inbox = partial(job.open, context), Inbox()
         self.poll, self.receive = self._inbox.poll, self._inbox.receive
         self.kill = self._inbox.close
         self.send(None)
 
     @property
-    def channel(self) -> Any:
+    def channel(self):
         return self._inbox.channel
 
-    def send(self, order: Any) -> None:
+    def send(self, order) -> None:
         serve(self._build, iter([order, None]).__next__, self._inbox.put)
 
     def ending(self) -> str:
@@ -76,7 +73,7 @@ class ToyLink:
 class Toy:
     """A place for :class:`ToyLink`."""
 
-    def start(self, jobs: Any) -> list[ToyLink]:
+    def start(self, jobs) -> list[ToyLink]:
         self.progress, self.workers = np.zeros(len(jobs) + 1), np.ones(len(jobs) + 1)
         self._stops: list[int] = []
         self._links = []

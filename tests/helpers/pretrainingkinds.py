@@ -1,7 +1,5 @@
 """Settings of pretraining: runs of every kind, and layers of every kind."""
 
-from __future__ import annotations
-
 VARIANTS = {
     "plain": {"epochs": 4},
     "uneven": {"epochs": (2, 5, 3), "refresh_epochs": (0, 2, 3)},

@@ -1,17 +1,13 @@
 """Stacks of convolutions with random parameters."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from syncpretrain import Stack
-from syncpretrain.data.scaling import Scaling
-from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer, Layer
+from syncpretrain.models.layer import ConvolutionalLayer, DenseLayer
 from syncpretrain.settings import settings_from
-from syncpretrain.shapes import ConvolutionShape, LayerShape
+from syncpretrain.shapes import ConvolutionShape
 from syncpretrain.units.kinds import kind_of
 
 
@@ -24,9 +20,7 @@ def ungrouped(weight: np.ndarray, shape: ConvolutionShape) -> np.ndarray:
     return whole.reshape(*weight.shape[:-2], -1, shape.filters)
 
 
-def random_layer(
-    shape: LayerShape, *, tied: bool = True, seed: int = 0, scale: float = 0.3, **kinds: str
-) -> Layer:
+def random_layer(shape, *, tied=True, seed=0, scale=0.3, **kinds):
     """Return a layer of a shape with normal parameters."""
     draw = np.random.default_rng(seed)
 
@@ -42,27 +36,12 @@ def random_layer(
     return DenseLayer(normal(shape.visible, shape.hidden), *biases, own, **kinds)
 
 
-def convolutional_stack(
-    text: str,
-    *,
-    units: tuple[str, ...] | None = None,
-    tied: bool = True,
-    model: str = "rbm",
-    scaling: Scaling | None = None,
-    info: dict[str, Any] | None = None,
-) -> Stack:
+def convolutional_stack(text, *, units=None, tied=True, model="rbm", scaling=None, info=None):
     """Return a stack of random layers; ``units`` are the kinds from the input up."""
     shapes = settings_from(text, model="denoising").pretrain.shapes
     units = units or ("bernoulli",) * (len(shapes) + 1)
-    layers = [
-        random_layer(
-            shape,
-            tied=tied,
-            seed=i,
-            visible_units=kind_of(below).above,
-            hidden_units=above,
-            model=model,
-        )
-        for i, (shape, (below, above)) in enumerate(zip(shapes, pairwise(units), strict=True))
-    ]
+    layers = []
+    for i, (shape, (below, above)) in enumerate(zip(shapes, pairwise(units), strict=True)):
+        own = {"visible_units": kind_of(below).above, "hidden_units": above, "model": model}
+        layers.append(random_layer(shape, tied=tied, seed=i, **own))
     return Stack(tuple(layers), info or {}, scaling)

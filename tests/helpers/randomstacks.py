@@ -1,7 +1,5 @@
 """Stacks with random parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -39,20 +37,13 @@ def normal_stack(
         values = (scale * draw.normal(size=size)).astype(np.float32)
         return values.T if transposed else values
 
-    layers = [
-        DenseLayer(
-            normal(v, h),
-            normal(h),
-            normal(v),
-            None if tied else normal(h, v),
-            above,
-            kind_of(below).above,
-        )
-        for (v, h), (below, above) in zip(pairwise(widths), pairwise(units), strict=True)
-    ]
+    layers = []
+    for (v, h), (below, above) in zip(pairwise(widths), pairwise(units), strict=True):
+        arrays = normal(v, h), normal(h), normal(v), None if tied else normal(h, v)
+        layers.append(DenseLayer(*arrays, above, kind_of(below).above))
     return Stack(tuple(layers), info or {}, scaling)
 
 
-def layer_errors(stack: Stack, X: Any) -> tuple[float, ...]:
+def layer_errors(stack: Stack, X) -> tuple[float, ...]:
     """Return each layer's own error: up this layer and down again, from the layer's input."""
     return tuple(layer.error for layer in baselines(stack, X))

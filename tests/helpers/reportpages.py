@@ -1,7 +1,5 @@
 """Pages of HTML as tests look at them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from html.parser import HTMLParser

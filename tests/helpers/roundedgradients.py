@@ -1,7 +1,5 @@
 """Gradients of layers, and the distance of rounded ones from exact ones."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.learners.base import Learner

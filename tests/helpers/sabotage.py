@@ -1,7 +1,5 @@
 """Workers that fail on purpose; the layers' processes import this module to be failed."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,9 +1,6 @@
 """Schedules of every pace, played with epochs that end in random order."""
 
-from __future__ import annotations
-
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -66,13 +63,7 @@ class Memory:
 class Play:
     """A run whose epochs end in random order, as far as it is asked to go."""
 
-    def __init__(
-        self,
-        memory: Memory,
-        rng: random.Random,
-        stops: Callable[[Train], bool],
-        slots: int | None = None,
-    ) -> None:
+    def __init__(self, memory, rng, stops, slots=None):
         self.memory, self.rng, self.stops = memory, rng, stops
         self.slots = slots or len(memory.made)
         self.running: list[Train] = []
@@ -109,13 +100,7 @@ class Play:
         assert len(self.running) <= self.slots
 
 
-def play(
-    schedule: Schedule,
-    depth: int,
-    slots: int,
-    rng: random.Random,
-    stops: Callable[[Train], bool] = lambda command: False,
-) -> list[Train]:
+def play(schedule, depth, slots, rng, stops=lambda command: False):
     """Run a schedule with epochs that end in random order; return the epochs in starting order.
 
     ``stops`` says of an epoch whether the layer has learned enough with it.

@@ -1,7 +1,5 @@
 """Matrices in CSR format with the attributes of SciPy's."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """Comparison of stacks up to rounding."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from syncpretrain.models.stack import Stack

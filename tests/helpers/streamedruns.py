@@ -1,7 +1,5 @@
 """Streamed runs of layers of every kind."""
 
-from __future__ import annotations
-
 from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import settings_from
 

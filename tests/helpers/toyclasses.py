@@ -1,7 +1,5 @@
 """A problem of three classes, and fine-tuning on it in a few epochs."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

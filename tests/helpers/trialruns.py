@@ -1,26 +1,20 @@
 """Runs on saved data, with time limits of their own, or dying or stopped at a known moment."""
 
-from __future__ import annotations
-
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from disturbedsteps import after_steps
 
-from syncpretrain import Stack
 from syncpretrain.errors import RunInterrupted
-from syncpretrain.events import EpochFinished, Event, Notice, Observer
+from syncpretrain.events import EpochFinished, Event, Notice
 from syncpretrain.parallel.signals import StopRequest
-from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.run import train_run
-from syncpretrain.settings import PretrainSettings, Settings, settings_from
+from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import PretrainState
 
 
@@ -31,14 +25,7 @@ class Abort(Exception):  # noqa: N818 - it stands for a death
 class DieAt:
     """Raise an error at the n-th event of a kind, counting only those with the given values."""
 
-    def __init__(
-        self,
-        kind: type[Event],
-        n: int = 1,
-        *,
-        error: BaseException | type[BaseException] = Abort,
-        **values: int,
-    ) -> None:
+    def __init__(self, kind, n=1, *, error=Abort, **values):
         self._kind, self._values, self._n, self._error = kind, values, n, error
         self._seen = itertools.count(1)
 
@@ -50,9 +37,7 @@ class DieAt:
             raise self._error
 
 
-def died(
-    settings: Settings, out: Path, kind: type[Event] = EpochFinished, n: int = 6, **options: Any
-) -> Path:
+def died(settings, out, kind=EpochFinished, n=6, **options):
     """Begin a run that dies at the n-th event of a kind; return its folder."""
     with pytest.raises(Abort):
         train_run(settings, out=out, observers=[DieAt(kind, n)], **options)
@@ -75,9 +60,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, minibatches: int) -> None:
     monkeypatch.setattr("syncpretrain.pretraining.training.stop_on_signals", on_signals)
 
 
-def stopped_after(
-    minibatches: int, settings: PretrainSettings, X: np.ndarray
-) -> tuple[PretrainState, Stack]:
+def stopped_after(minibatches, settings, X):
     """Stop pretraining after a number of minibatches; return its state, and the stack so far."""
     states = []
 
@@ -92,17 +75,13 @@ def stopped_after(
     return states[-1], caught.value.stack
 
 
-def pretrain_within(
-    times: Timeouts, X: np.ndarray, *, observers: Sequence[Observer] = (), **settings: Any
-) -> Stack:
+def pretrain_within(times, X, *, observers=(), **settings):
     """Pretrain as ``syncpretrain.pretrain`` does, with time limits of its own."""
     own = settings_from(**settings).pretrain
     return Pretraining(own, X, observers=observers, times=times).run()
 
 
-def settings_on(
-    folder: Path, X: np.ndarray, layers: Sequence[int], *, tuning: int = 3, **given: Any
-) -> Settings:
+def settings_on(folder, X, layers, *, tuning=3, **given):
     """Save examples in a folder; return the settings of a run on them.
 
     It has a checkpoint after each epoch and ``tuning`` epochs of fine-tuning, unless ``given``

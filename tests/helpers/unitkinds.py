@@ -1,24 +1,10 @@
 """What each kind of units is by definition, in float64: one line of each table for a new kind."""
 
-from __future__ import annotations
-
 import numpy as np
 from binaryunits import logistic
 
-from syncpretrain.units.kinds import INPUT_UNITS, KINDS, UNITS
-
-__all__ = [
-    "INPUT_UNITS",
-    "KINDS",
-    "LOG_SUMS",
-    "MEANS",
-    "RBM_UNITS",
-    "SLOPES",
-    "STATES",
-    "UNITS",
-    "examples_for",
-    "logistic",
-]
+from syncpretrain.units.kinds import INPUT_UNITS as INPUT_UNITS  # as the others come from here
+from syncpretrain.units.kinds import KINDS, UNITS
 
 RBM_UNITS = [name for name in UNITS if KINDS[name].sample is not None]
 

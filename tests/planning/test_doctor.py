@@ -1,7 +1,5 @@
 """Doctor: every finding is there, and each fault is detected."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -18,6 +16,10 @@ from syncpretrain.planning.doctor import diagnose, driver_version
 
 TOPICS = ["versions", "platform", "cores", "blas", "kernels", "float32", "products", "speed"]
 TOPICS += ["precision", "gpu"]
+
+
+DEVICES = ["NVIDIA A1 (80 GiB, compute capability 9.0)"] * 2
+HOMES = {"extension": doctor.native, "cpu_count": doctor.os}  # of what is not doctor's own
 
 
 @pytest.fixture(autouse=True)
@@ -76,19 +78,6 @@ def test_a_check_that_raises_is_a_finding(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("usable", "present", "status", "words"),
-    [(1, 8, "warning", "more than one core"), (4, 8, "ok", "quota"), (8, 8, "ok", "")],
-)
-def test_cores(monkeypatch, usable, present, status, words):
-    monkeypatch.setattr(doctor, "usable_cores", lambda: usable)
-    monkeypatch.setattr(doctor.os, "cpu_count", lambda: present)
-    finding = doctor._cores()
-    assert finding.status == status
-    assert finding.found == f"{usable} of {present} cores usable"
-    assert words in finding.advice and bool(words) == bool(finding.advice)
-
-
-@pytest.mark.parametrize(
     ("threads", "status", "words"),
     [([], "warning", "VECLIB"), ([1], "warning", "Unset OMP_NUM_THREADS"), ([4], "ok", "")],
 )
@@ -123,14 +112,6 @@ def test_a_variable_that_holds_blas_back_is_named(monkeypatch, width, core, api,
     finding = doctor._blas()
     assert finding.status == status
     assert ("Unset OPENBLAS_CORETYPE" in finding.advice) == (status == "warning")
-
-
-@pytest.mark.parametrize(("there", "status"), [(True, "ok"), (False, "warning")])
-def test_kernels_are_compiled_or_not(monkeypatch, there, status):
-    monkeypatch.setattr(doctor.native, "extension", object() if there else None)
-    finding = doctor._kernels()
-    assert (finding.status, finding.facts) == (status, {"compiled": there})
-    assert bool(finding.advice) != there
 
 
 BY_TILES = r"bfloat16 \(AMX\) are 3.0 times as fast as float32's on one core"
@@ -177,90 +158,77 @@ def test_a_wrong_product_is_noticed(monkeypatch):
     assert "--runtime serial" in finding.advice
 
 
-@pytest.mark.parametrize(
-    ("limited", "default", "status", "words"),
-    [
-        (0.5, 0.0, "problem", "even with 1 BLAS thread"),
-        (1e-7, 0.0, "warning", "last bits"),
-        (0.0, 0.5, "warning", "several BLAS threads"),
-        (0.0, 1e-7, "ok", "are right"),
-    ],
-)
-def test_products(monkeypatch, limited, default, status, words):
-    deviations = iter([limited, default])
-    monkeypatch.setattr(doctor, "deviation", lambda pairs: next(deviations))
-    finding = doctor._products()
-    assert finding.status == status
-    assert words in finding.found
-
-
-@pytest.mark.parametrize(
-    ("cores", "together", "status", "words"),
-    [(1, 0.0, "ok", ""), (2, 190.0, "ok", ""), (2, 80.0, "warning", "--workers 1"),
-     (8, 300.0, "warning", "--workers 3"), (8, 400.0, "ok", "")],
-)  # fmt: skip
-def test_scaling(monkeypatch, cores, together, status, words):
-    monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
-    monkeypatch.setattr(doctor, "rate", lambda pairs: together if len(pairs) > 1 else 100.0)
-    finding = doctor._speed()
-    assert finding.status == status
-    assert finding.facts["scaling"] == (together / 100 if cores > 1 else 1)
-    assert words in finding.advice and bool(words) == bool(finding.advice)
-
-
-@pytest.mark.parametrize(
-    ("cores", "found"),
-    [
-        (1, "1 core: BLAS 100 GFLOP/s"),
-        (2, "1 core: BLAS 100 GFLOP/s; 2 cores: BLAS 200, own products 300 GFLOP/s"),
-    ],
-)
-def test_float32_is_told_of_one_core_and_of_all(monkeypatch, cores, found):
-    peaks = {1: {"blas": 1e11}, 2: {"own": 3e11, "blas": 2e11}}
-    monkeypatch.setattr(doctor, "usable_cores", lambda: cores)
-    monkeypatch.setattr(doctor, "core_peaks", lambda count, side: peaks[count])
-    finding = doctor._float32()
-    assert (finding.status, finding.found) == ("ok", found)
-    assert finding.facts["gflops_by_cores"][1] == {"blas": 100}
-
-
 def test_rate_counts_two_operations_a_weight(monkeypatch):
     monkeypatch.setattr(doctor, "_trial", lambda pairs, outs, repeats: 0.001 * repeats)
     pairs = doctor.factors(2)
     assert doctor.rate(pairs) == pytest.approx(2 * 2 * 100 * 784 * 1000 / 1e6)
 
 
-@pytest.mark.parametrize(
-    ("driver", "status", "words"),
-    [
-        (None, "ok", "syncpretrain[cuda12] or syncpretrain[cuda13]"),
-        (12040, "warning", "Install syncpretrain[cuda12]."),
-        (13000, "warning", "Install syncpretrain[cuda13]."),
-    ],
-)
-def test_gpu_without_cupy(monkeypatch, driver, status, words):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
-    finding = doctor._gpu()
+def on_cores(count, **others):
+    """Return stand-ins for so many usable cores, of 8."""
+    return {"usable_cores": lambda: count, "cpu_count": lambda: 8, **others}
+
+
+def off_by(*deviations):
+    """Return stand-ins for products off by that much in one thread of BLAS, and in several."""
+    each = iter(deviations)
+    return {"deviation": lambda pairs: next(each)}
+
+
+def speeds(count, together):
+    return on_cores(count, rate=lambda pairs: together if len(pairs) > 1 else 100.0)
+
+
+def peaks(count):
+    both = {1: {"blas": 1e11}, 2: {"own": 3e11, "blas": 2e11}}
+    return on_cores(count, core_peaks=lambda count, side: both[count])
+
+
+def gpu(cupy, driver=None):
+    lacks = {"missing": lambda: "libcublas is not found; install it"}
+    return {"cupy": cupy, "driver_version": lambda: driver, **lacks}
+
+
+ALONE, LACKING = "1 core: BLAS 100 GFLOP/s", "NVIDIA A1.*libcublas is not found; install it$"
+BOTH = "2 cores: BLAS 200, own products 300 GFLOP/s"
+GFLOPS = {1: {"blas": 100}, 2: {"own": 300, "blas": 200}}
+CHECKS = [  # stand-ins; status, words that are found and words of the advice, and facts
+    ("cores", on_cores(1), "warning", "^1 of 8 cores usable$", "more than one core", {}),
+    ("cores", on_cores(4), "ok", "^4 of 8 cores usable$", "quota", {}),
+    ("cores", on_cores(8), "ok", "^8 of 8 cores usable$", "", {}),
+    ("kernels", {"extension": object()}, "ok", "", "", {"compiled": True}),
+    ("kernels", {"extension": None}, "warning", "", "Install", {"compiled": False}),
+    ("products", off_by(0.5, 0.0), "problem", "even with 1 BLAS thread", "Install another", {}),
+    ("products", off_by(1e-7, 0.0), "warning", "last bits", "Install another", {}),
+    ("products", off_by(0.0, 0.5), "warning", "several BLAS threads", "Keep the default", {}),
+    ("products", off_by(0.0, 1e-7), "ok", "are right", "", {}),
+    ("speed", speeds(1, 0.0), "ok", "", "", {"scaling": 1}),
+    ("speed", speeds(2, 190.0), "ok", "", "", {"scaling": 1.9}),
+    ("speed", speeds(2, 80.0), "warning", "", "--workers 1", {"scaling": 0.8}),
+    ("speed", speeds(8, 300.0), "warning", "", "--workers 3", {"scaling": 3}),
+    ("speed", speeds(8, 400.0), "ok", "", "", {"scaling": 4}),
+    ("float32", peaks(1), "ok", f"^{ALONE}$", "", {"gflops_by_cores": {1: {"blas": 100}}}),
+    ("float32", peaks(2), "ok", f"^{ALONE}; {BOTH}$", "", {"gflops_by_cores": GFLOPS}),
+    ("gpu", gpu(None), "ok", "", r"syncpretrain\[cuda12\] or syncpretrain\[cuda13\]", {}),
+    ("gpu", gpu(None, 12040), "warning", "CUDA 12.4", r"Install syncpretrain\[cuda12\]\.", {}),
+    ("gpu", gpu(None, 13000), "warning", "", r"Install syncpretrain\[cuda13\]\.", {}),
+    ("gpu", gpu(fake_cupy(False)), "warning", "", "driver", {"devices": []}),
+    ("gpu", gpu(fake_cupy(True)), "problem", LACKING, "takes the CPU", {"devices": DEVICES}),
+]
+
+
+@pytest.mark.parametrize(("topic", "stand_ins", "status", "found", "advice", "facts"), CHECKS)
+def test_a_check_finds_what_there_is(monkeypatch, topic, stand_ins, status, found, advice, facts):
+    for name, value in stand_ins.items():
+        if name == "cupy":
+            monkeypatch.setitem(sys.modules, name, value)
+        else:
+            monkeypatch.setattr(HOMES.get(name, doctor), name, value)
+    finding = doctor.CHECKS[topic]()
     assert finding.status == status
-    assert words in finding.advice
-    assert driver != 12040 or "CUDA 12.4" in finding.found
-
-
-@pytest.mark.parametrize(
-    ("available", "found", "status", "advice"),
-    [
-        (False, "", "warning", "driver"),
-        (True, "NVIDIA A1.*libcublas is not found; install it$", "problem", "takes the CPU"),
-    ],
-)
-def test_gpu_without_driver_or_library(monkeypatch, available, found, status, advice):
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(available))
-    monkeypatch.setattr(doctor, "missing", lambda: "libcublas is not found; install it")
-    finding = doctor._gpu()
-    assert (finding.status, bool(finding.facts["devices"])) == (status, available)
     assert re.search(found, finding.found)
-    assert advice in finding.advice
+    assert re.search(advice, finding.advice) and bool(advice) == bool(finding.advice)
+    assert facts.items() <= finding.facts.items()
 
 
 def test_gpu_at_hand(monkeypatch):
@@ -273,7 +241,7 @@ def test_gpu_at_hand(monkeypatch):
     pairs = []
     finding = doctor._gpu()
     assert (finding.status, finding.advice) == ("ok", "")
-    assert finding.facts["devices"] == ["NVIDIA A1 (80 GiB, compute capability 9.0)"] * 2
+    assert finding.facts["devices"] == DEVICES
     assert "(41000, 42000 GFLOP/s), and --backend auto" in finding.found
     pairs.append((0, 1))
     assert "without --replicas: some cannot read each other's memory" in doctor._gpu().advice

@@ -1,7 +1,5 @@
 """Asynchronous runs in plans: exact small cases, and the command that a plan prints."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
@@ -89,8 +87,7 @@ def test_a_stream_trains_all_layers_in_a_task():
 
 
 def test_exchanges_are_measured():
-    own = settings_from((64, 32, 8), schedule="async", servers=2).pretrain
-    found = exchanges(own)
+    found = exchanges(settings_from((64, 32, 8), schedule="async", servers=2).pretrain)
     assert len(found) == 2
     assert all(min(one.fetch, one.push, one.local) > 0 for one in found)
 
@@ -102,9 +99,8 @@ def test_the_plan_of_an_asynchronous_file_prints_a_command_that_trains(call, tmp
     (tmp_path / "own.toml").write_text(ASYNC + "push_every = 2\n")
     out, _ = call("plan", "--config", "own.toml", "--seconds", 0, "--examples", 100, "--json")
     report = json.loads(out)
-    assert report["asynchronous"]["replicas"] in {
-        w["replicas"] for w in report["asynchronous"]["ways"]
-    }
+    found = report["asynchronous"]
+    assert found["replicas"] in [way["replicas"] for way in found["ways"]]
     words = report["command"].split()
     assert words[words.index("--schedule") + 1] == "async"
     trained, _ = call(*words[1:], "--data", "x.npy", "--json")
@@ -135,9 +131,8 @@ def test_workers_that_no_machine_has_are_refused(workers):
 class TestTuning:
     def tuned(self, workers=2, **finetune):
         own = {"objective": "reconstruction", "batch_size": 10, **finetune}
-        settings = settings_from((16, 8, 4), finetune=own)
-        pretrain, finetune = settings.pretrain, settings.finetune
-        return plan_tuning(pretrain, finetune, workers=workers, examples=100, seconds=0)
+        own = settings_from((16, 8, 4), finetune=own)
+        return plan_tuning(own.pretrain, own.finetune, workers=workers, examples=100, seconds=0)
 
     def test_stages_are_predicted_by_the_number_of_replicas(self):
         stage = AsyncStage(tasks=10, computing=0.9, contention=1.5, local=0.1, server=0.5, rest=2)
@@ -172,8 +167,8 @@ class TestTuning:
         monkeypatch.setattr(tuning, "MOST_OPERATIONS", 5 * operations)
         found = self.tuned(schedule="async")
         assert (found.synchronous is None) == (rows == 0)
-        timed = {10: "", 2: "; timed on 2 of the 10 examples of a minibatch", 0: ""}
-        assert found.note == timed[rows]
+        note = "; timed on 2 of the 10 examples of a minibatch"
+        assert found.note == (note if rows == 2 else "")
 
     def test_minibatches_for_ranks_are_timed_in_threads(self):
         found = self.tuned(runtime="mpi", replicas=2)
@@ -213,10 +208,12 @@ def settings_of(preset=None, config=None, **options):
     return settings_from_options(preset, config, {"model": None, "layers": None, **options})
 
 
-def test_an_explicit_schedule_wins_over_the_workers_of_a_preset():
+def test_an_explicit_schedule_wins_over_the_workers_of_a_preset_alone():
     found = settings_of("santara2016", schedule="async", replicas=(2,)).pretrain
     assert (found.schedule, found.workers, found.replicas) == ("async", None, (2,) * 4)
     assert set(found.epochs) == {20}
+    with pytest.raises(SettingsError, match=r"^workers: got 2 with schedule async"):
+        settings_of("santara2016", schedule="async", workers=2)
 
 
 @pytest.mark.parametrize("schedule", ["greedy", "synchronized"])
@@ -231,11 +228,6 @@ def test_an_explicit_schedule_wins_over_asynchronous_settings_of_a_file(tmp_path
     assert found.pretrain.replicas == (1,)
     assert (found.finetune.schedule, found.finetune.runtime) == ("synchronous", "threads")
     assert settings_of(None, path, seed=1).pretrain.replicas == (3,)
-
-
-def test_workers_beside_an_explicit_asynchronous_schedule_are_refused_still():
-    with pytest.raises(SettingsError, match=r"^workers: got 2 with schedule async"):
-        settings_of("santara2016", schedule="async", workers=2)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Plans, benchmarks and dry runs on GPUs, with the stand-in for CuPy."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace
@@ -111,9 +109,8 @@ class TestMeasured:
 
     def test_large_products_are_of_random_numbers(self, monkeypatch):
         factors, real = [], peaks.multiply
-        monkeypatch.setattr(
-            peaks, "multiply", lambda *ab, out: (factors.extend(ab), real(*ab, out=out))
-        )
+        noted = lambda *ab, out: (factors.extend(ab), real(*ab, out=out))  # noqa: E731
+        monkeypatch.setattr(peaks, "multiply", noted)
         device_peak(backend_for("cupy"))
         assert len(factors) == 12
         assert all(np.unique(factor.get()).size > 900 for factor in factors), "of 1,024"
@@ -170,8 +167,7 @@ class TestPlan:
         rows = Split(random_rows(100, 16), random_rows(20, 16))
         found = bench(task(), rows, measure_seconds=0)
         assert {count: set(peak) for count, peak in found.peak.items()} == {1: {"blas"}}
-        names = [row["name"] for row in found.rows()]
-        assert names[:2] == ["greedy", "pipeline"]
+        assert [row["name"] for row in found.rows()][:2] == ["greedy", "pipeline"]
         assert all(row["seconds"] > 0 for row in found.rows())
 
 
@@ -197,8 +193,7 @@ class TestCommands:
         assert 0 < json.loads(out)["seconds"]["pretrain"] < 1e6
 
     def test_plan_as_json_of_one_gpu(self, call):
-        out, _ = call("plan", *STACK, *QUICK, "--backend", "cupy:1", "--json")
-        report = json.loads(out)
+        report = json.loads(call("plan", *STACK, *QUICK, "--backend", "cupy:1", "--json")[0])
         assert (report["unit"], report["workers"]) == ("GPU", 1)
         assert report["settings"]["backend"] == "cupy:1"
 

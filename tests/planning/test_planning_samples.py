@@ -1,7 +1,5 @@
 """The time that planning takes: parts of minibatches, and what there is no time to measure."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -75,8 +73,7 @@ class TestProbes:
         calls = []
         slow = Probe(lambda times: calls.append(times) or 0.5 * times)
         measured([slow], seconds=0)
-        assert calls == [1]
-        assert slow.seconds == 0.5
+        assert (calls, slow.seconds) == ([1], 0.5)
 
     def test_nothing_is_begun_after_the_end(self):
         probes = [Probe(lambda times: 1e-3 * times) for _ in range(2)]
@@ -91,9 +88,7 @@ class TestMeasuring:
         found = measure(Task(settings(layers), 100, HELD_OUT), workers=2, seconds=0)
         assert found.notes[0].startswith("a step takes long: timed on 4 of the 20 examples")
         assert len(found.notes) == 1
-        for timings in found.layers:
-            assert timings.step > 0
-            assert ("examples", 2) in timings.sharded
+        assert all(own.step > 0 and ("examples", 2) in own.sharded for own in found.layers)
 
     def test_too_few_rows_are_not_shared_by_examples(self, monkeypatch):
         monkeypatch.setattr(probes, "sampled", lambda *given, **options: Sample(1, 20, 1.0, 1e-3))
@@ -120,8 +115,7 @@ class TestMeasuring:
         monkeypatch.setattr(probes, "USUAL_SPEED", 1e-3)
         monkeypatch.setattr(probes.Probe, "warm_up", None)
         found = measure(Task(settings(IMAGES), 100, HELD_OUT), workers=2, seconds=0)
-        operations = 2 * 5 * 10 * 10 * 4 * 9
-        update = 100 * 4 * 9
+        operations, update = 2 * 5 * 10 * 10 * 4 * 9, 100 * 4 * 9
         rest = 19 * operations / (operations + update)
         assert found.layers[0].step == pytest.approx(operations / 1e-3 * (1 + rest))
         assert len(found.notes) == 1
@@ -145,8 +139,7 @@ class TestMeasuring:
         """They stand in a minibatch again and again."""
         monkeypatch.setattr(measure_module, "WIDE_NUMBERS", 500)
         found = measure(Task(settings((100, 4)), 90, HELD_OUT), workers=1, seconds=0)
-        assert found.layers[0].step > 0
-        assert not found.notes
+        assert found.layers[0].step > 0 and not found.notes
 
 
 def test_a_minibatch_of_more_examples_than_there_are_is_refused_before_anything_is_timed():

@@ -1,24 +1,15 @@
 """The simulation of a run against small cases worked out by hand, and what always holds of it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncpretrain.planning.simulate import EpochCost, Simulated, simulate
+from syncpretrain.planning.simulate import EpochCost, simulate
 from syncpretrain.schedule.kinds import Free, LayerPlan, Pace, Planned, greedy_row, lockstep_row
 from syncpretrain.schedule.schedule import Schedule
 
 
-def run(
-    costs: list[EpochCost],
-    *,
-    epochs: int = 1,
-    workers: int = 1,
-    replicas: list[int] | None = None,
-    schedule: str = "synchronized",
-) -> Simulated:
+def run(costs, *, epochs=1, workers=1, replicas=None, schedule="synchronized"):
     plans = [LayerPlan(epochs)] * len(costs)
     pace: Pace = Free(plans)
     if schedule != "free":
@@ -33,86 +24,59 @@ def cost(*seconds: float, transform: float = 0.0, validation: float = 0.0, slow:
     return EpochCost(train, {1: transform}, validation, slow)
 
 
-def test_one_core_adds_everything_up():
-    costs = [cost(4, validation=0.5), cost(2, transform=1, validation=0.25)]
-    assert run(costs, epochs=3, schedule="greedy").seconds == pytest.approx(
-        3 * 4.5 + 1 + 3 * 2.25
-    ), "greedy makes layer 2's input once"
-    assert run(costs, epochs=3).seconds == pytest.approx(3 * (4.5 + 1 + 2.25)), (
-        "in lockstep every epoch of layer 2 has an input of its own"
-    )
+def case(costs, seconds, **options):
+    return costs, seconds, options
+
+
+ONE_CORE = [cost(4, validation=0.5), cost(2, transform=1, validation=0.25)]
+ELASTIC, CROWDED = [cost(4, 2)] * 2, [cost(2, slow=1.5)] * 2
+BY_NUMBER = [EpochCost({1: 8, 2: 4, 4: 2}, {1: 0})]
+SHARED_TRANSFORM = [cost(1), EpochCost({1: 1}, {1: 2, 2: 1})]
+BY_HAND = {
+    "one core, greedy, makes layer 2's input once": case(
+        ONE_CORE, 3 * 4.5 + 1 + 3 * 2.25, epochs=3, schedule="greedy"
+    ),
+    "one core, in lockstep, makes it in every epoch": case(
+        ONE_CORE, 3 * (4.5 + 1 + 2.25), epochs=3
+    ),
+    "equal layers take one epoch more than one": case([cost(3)] * 2, 6 * 3, epochs=5, workers=2),
+    "a slower first layer sets the pace": case([cost(4), cost(1)], 21, epochs=5, workers=2),
+    "a slower last layer sets the pace": case([cost(1), cost(4)], 21, epochs=5, workers=2),
+    # Layer 1 has both cores for its first epoch, one as soon as layer 2 is awake, and layer 2
+    # has both again in the end.
+    "a spare core": case(ELASTIC, 2 + 4 + 2, epochs=2, workers=2, replicas=[2, 2]),
+    "a spare core for layer 1": case(ELASTIC, 2 + 4 + 4, epochs=2, workers=2, replicas=[2, 1]),
+    "no use for a spare core": case(ELASTIC, 3 * 4, epochs=2, workers=2),
+    # Layer 1's second epoch (6 s) has one core until layer 2 is done with its first (2 s), then
+    # both for the 4 s of work that are left.
+    "workers that come within an epoch speed up the rest": case(
+        [cost(6, 3), cost(2)], 3 + 2 + 4 / 2 + 2, epochs=2, workers=2, replicas=[2, 1]
+    ),
+    # Alone, together twice, alone.
+    "busy cores slow each other": case(CROWDED, 2 + 2 * 2 * 1.5 + 2, epochs=3, workers=2),
+    "what was timed with all workers is not slowed again": case(
+        [cost(2, 1.25, slow=1.5)], 5, epochs=4, workers=2, replicas=[2]
+    ),
+    # Two of three workers are busy: half of what all three lose.
+    "contention grows with the cores": case(CROWDED, 2 + 2 * 1.25 + 2, epochs=2, workers=3),
+    "validation takes one worker": case(
+        [cost(4, 2, validation=1)], 2 * 3, epochs=2, workers=2, replicas=[2]
+    ),
+    "transforms are shared too": case(SHARED_TRANSFORM, 1 + 1 + 1, workers=2, replicas=[1, 2]),
+    "between two numbers of workers the lower counts": case(BY_NUMBER, 4, workers=3, replicas=[3]),
+    "above all numbers the highest counts": case(BY_NUMBER, 2, workers=8, replicas=[8]),
+}
+
+
+@pytest.mark.parametrize(("costs", "seconds", "options"), BY_HAND.values(), ids=BY_HAND)
+def test_a_small_run_takes_as_long_as_by_hand(costs, seconds, options):
+    assert run(costs, **options).seconds == pytest.approx(seconds)
 
 
 def test_greedy_gains_nothing_from_a_second_core():
-    costs = [cost(4), cost(2, transform=1)]
-    found = run(costs, epochs=2, schedule="greedy", workers=2)
+    found = run([cost(4), cost(2, transform=1)], epochs=2, schedule="greedy", workers=2)
     assert found.seconds == pytest.approx(2 * 4 + 1 + 2 * 2)
-    assert found.epochs == (2, 2)
-    assert found.buffers == (1, 0)
-
-
-def test_two_equal_layers_in_lockstep_take_one_epoch_more_than_one():
-    assert run([cost(3), cost(3)], epochs=5, workers=2).seconds == pytest.approx(6 * 3)
-
-
-def test_the_slower_layer_sets_the_pace():
-    first_slow = run([cost(4), cost(1)], epochs=5, workers=2)
-    assert first_slow.seconds == pytest.approx(5 * 4 + 1)
-    last_slow = run([cost(1), cost(4)], epochs=5, workers=2)
-    assert last_slow.seconds == pytest.approx(1 + 5 * 4)
-
-
-def test_a_spare_core_goes_to_the_layer_that_takes_more():
-    # Layer 1 has both cores for its first epoch, one as soon as layer 2 is awake, and layer 2
-    # has both again in the end.
-    costs = [cost(4, 2), cost(4, 2)]
-    elastic = run(costs, epochs=2, workers=2, replicas=[2, 2])
-    assert elastic.seconds == pytest.approx(2 + 4 + 2)
-    assert run(costs, epochs=2, workers=2, replicas=[2, 1]).seconds == pytest.approx(2 + 4 + 4)
-    assert run(costs, epochs=2, workers=2).seconds == pytest.approx(3 * 4)
-
-
-def test_workers_that_come_in_the_middle_of_an_epoch_speed_up_the_rest_of_it():
-    # Layer 1's second epoch (6 s) has one core until layer 2 is done with its first (2 s), then
-    # both for the 4 s of work that are left.
-    costs = [cost(6, 3), cost(2)]
-    found = run(costs, epochs=2, workers=2, replicas=[2, 1])
-    assert found.seconds == pytest.approx(3 + 2 + 4 / 2 + 2)
-
-
-def test_busy_cores_slow_each_other():
-    costs = [cost(2, slow=1.5), cost(2, slow=1.5)]
-    found = run(costs, epochs=3, workers=2)
-    assert found.seconds == pytest.approx(2 + 2 * 2 * 1.5 + 2), "alone, together twice, alone"
-
-
-def test_what_was_timed_with_all_workers_is_not_slowed_again():
-    costs = [cost(2, 1.25, slow=1.5)]
-    assert run(costs, epochs=4, workers=2, replicas=[2]).seconds == pytest.approx(5)
-
-
-def test_contention_grows_with_the_cores_at_work():
-    # Two of three workers are busy: half of what all three lose.
-    costs = [cost(2, slow=1.5), cost(2, slow=1.5)]
-    found = run(costs, epochs=2, workers=3)
-    assert found.seconds == pytest.approx(2 + 2 * 1.25 + 2)
-
-
-def test_a_validation_pass_takes_one_worker_whatever_there_is():
-    costs = [EpochCost({1: 4, 2: 2}, {1: 0}, validation=1)]
-    assert run(costs, epochs=2, workers=2, replicas=[2]).seconds == pytest.approx(2 * 3)
-
-
-def test_transforms_are_shared_too():
-    costs = [cost(1), EpochCost({1: 1}, {1: 2, 2: 1})]
-    found = run(costs, workers=2, replicas=[1, 2])
-    assert found.seconds == pytest.approx(1 + 1 + 1)
-
-
-def test_between_two_numbers_of_workers_the_lower_one_counts():
-    costs = [EpochCost({1: 8, 2: 4, 4: 2}, {1: 0})]
-    assert run(costs, workers=3, replicas=[3]).seconds == pytest.approx(4)
-    assert run(costs, workers=8, replicas=[8]).seconds == pytest.approx(2)
+    assert (found.epochs, found.buffers) == ((2, 2), (1, 0))
 
 
 def test_a_pipeline_has_more_versions_at_a_time():

@@ -1,7 +1,5 @@
 """The simulation of streamed runs, against times that can be told by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,26 +24,27 @@ def cost(*seconds: float, forward=0.2, **others: float) -> StreamCost:
     return StreamCost(dict(enumerate(seconds, start=1)), forward, **others)
 
 
-def test_one_worker_adds_everything_up():
-    assert run([cost(1.0), cost(0.5, epoch_end=3.0)], workers=1) == pytest.approx(150 + 30)
+HANDED, CROWDED = [cost(0.1, handover=1.0)] * 2, [cost(1.0, contention=1.5)] * 2
+ONE = [cost(4.0, 2.0, 1.4, 1.0)]
+BY_HAND = {
+    "one worker adds up": ([cost(1.0), cost(0.5, epoch_end=3.0)], {"workers": 1}, 150 + 30),
+    "equal layers take a minibatch more than one": ([cost(1.0)] * 2, {}, 101),
+    # The interpreter's lock is held: 100 minibatches of each layer take a second each for that.
+    "one worker hands minibatches over": (HANDED, {"workers": 1}, 200 * 1.1),
+    "minibatches are handed over one after another": (HANDED, {}, 200),
+    "handing over is part of slow steps": ([cost(2.0, handover=0.1)] * 2, {}, 2.1 * 101),
+    "a slower last layer sets the pace": ([cost(0.5), cost(2.0)], {}, 200.5),
+    "a slower first layer sets the pace": ([cost(2.0), cost(0.5)], {}, 200.5),
+    "no more helpers than replicas": (ONE, {"workers": 4, "replicas": (2,)}, 200),
+    "as many helpers as replicas": (ONE, {"workers": 4, "replicas": (4,)}, 100),
+    "busy workers slow each other": (CROWDED, {}, 99 * 1.5 + 2),
+    "one busy worker slows nobody": (CROWDED, {"workers": 1}, 200),
+}
 
 
-def test_two_equal_layers_take_one_minibatch_more_than_one():
-    assert run([cost(1.0), cost(1.0)]) == pytest.approx(101)
-
-
-def test_minibatches_are_handed_over_one_after_another():
-    """The interpreter's lock is held: 100 minibatches of each layer take a second each for that."""
-    costs = [cost(0.1, handover=1.0), cost(0.1, handover=1.0)]
-    assert run(costs, workers=1) == pytest.approx(200 * 1.1)
-    assert run(costs, workers=2) == pytest.approx(200)
-    costs = [cost(2.0, handover=0.1), cost(2.0, handover=0.1)]
-    assert run(costs, workers=2) == pytest.approx(2.1 * 101)
-
-
-def test_the_slowest_layer_sets_the_pace():
-    assert run([cost(0.5), cost(2.0)]) == pytest.approx(200.5)
-    assert run([cost(2.0), cost(0.5)]) == pytest.approx(200.5)
+@pytest.mark.parametrize(("costs", "options", "seconds"), BY_HAND.values(), ids=BY_HAND)
+def test_a_small_stream_takes_as_long_as_by_hand(costs, options, seconds):
+    assert run(costs, **options) == pytest.approx(seconds)
 
 
 def test_a_layer_behind_is_fed_by_forward_passes():
@@ -59,18 +58,6 @@ def test_a_helper_comes_whenever_there_is_nothing_else():
     costs = [cost(2.0, 1.0), cost(0.5)]
     assert run(costs) == pytest.approx(200.5)
     assert run(costs, replicas=(2, 1)) == pytest.approx(125, rel=0.02)
-
-
-def test_no_more_helpers_than_replicas():
-    one = [cost(4.0, 2.0, 1.4, 1.0)]
-    assert run(one, workers=4, replicas=(2,)) == pytest.approx(200)
-    assert run(one, workers=4, replicas=(4,)) == pytest.approx(100)
-
-
-def test_busy_workers_slow_each_other():
-    slow = [cost(1.0, contention=1.5), cost(1.0, contention=1.5)]
-    assert run(slow) == pytest.approx(99 * 1.5 + 2)
-    assert run(slow, workers=1) == pytest.approx(200)
 
 
 def test_a_long_stream_takes_as_much_longer():

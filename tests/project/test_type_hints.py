@@ -1,7 +1,5 @@
 """The type hints of everything public can be read, as inspectors and validators do."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The page of a run in a browser: no error, all parts drawn, nothing wider than the window."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -21,10 +19,7 @@ UNDRAWN = """[...document.querySelectorAll("main img, main svg.plot")].filter(x 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, bits):
     """The address of a report."""
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="pages are looked at with Playwright"
-    )
-    del sync_api
+    pytest.importorskip("playwright.sync_api", reason="pages are looked at with Playwright")
     if shutil.which("chromium") is None:
         pytest.skip("there is no chromium on the PATH")
     folder = tmp_path_factory.mktemp("browser")
