@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from syncpretrain.data import load_dataset
 from syncpretrain.schedule.stream import RING_MINIBATCHES
 from syncpretrain.torch import LocalTrainer
-from syncpretrain.torch.trainer import LEAST_RING, RING_BYTES
+from syncpretrain.torch.trainer import LEAST_RING, MANY_BLOCKS, RING_BYTES
 
 CLASSES = 10
 LOSS = "cross-entropy"  # in every way, so that they compute the same
@@ -177,7 +177,8 @@ def memory() -> None:
             with torch.autograd.graph.saved_tensors_hooks(one, lambda tensor: tensor):
                 kept = network[0](x)
             minibatch = kept.nbytes
-            ring = max(LEAST_RING, min(RING_MINIBATCHES, RING_BYTES // minibatch))
+            least = 1 if blocks >= 2 * MANY_BLOCKS else LEAST_RING
+            ring = max(least, min(RING_MINIBATCHES, RING_BYTES // minibatch))
             rings = (blocks - 1) * ring * minibatch
             numbers = whole.bytes, 2 * (one.bytes + minibatch), rings
             rows.append((kind, str(blocks), *(f"{n / 1e6:.1f}" for n in numbers)))

@@ -42,8 +42,9 @@ MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by
 LEAST_GAIN = 1.1  # that a second worker must promise
 PROBED_ROWS = 4  # of which the shapes are learned
 # Minibatches wait between two blocks in at most so many bytes, but two of any size: one is read
-# while the other is written.
-RING_BYTES, LEAST_RING = 1 << 22, 2
+# while the other is written. One will do where there are so many blocks a worker that it always
+# finds one to train, though neighbours then take turns.
+RING_BYTES, LEAST_RING, MANY_BLOCKS = 1 << 22, 2, 4
 
 
 class BlockPretraining(StreamedPretraining):
@@ -65,8 +66,10 @@ class BlockPretraining(StreamedPretraining):
         size = super()._stream_size(steps)
         widest = max(block.above.width for block in self._blocks[:-1] or self._blocks)
         fitting = RING_BYTES // (FLOAT_BYTES * self.settings.batch_size * widest)
-        ring = max(LEAST_RING, min(size.ring, fitting))
-        return size._replace(ring=ring, block=min(size.block, ring // 2))
+        takes_turns = self.settings.runtime in ("serial", "threads")
+        least = takes_turns and len(self._blocks) >= MANY_BLOCKS * self.slots
+        ring = max(1 if least else LEAST_RING, min(size.ring, fitting))
+        return size._replace(ring=ring, block=min(size.block, max(1, ring // 2)))
 
     def _train(self, request: Any) -> None:
         try:

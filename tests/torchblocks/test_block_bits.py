@@ -28,7 +28,9 @@ from syncpretrain.events import EpochFinished, Notice  # noqa: E402
 from syncpretrain.models.layer import ModuleLayer  # noqa: E402
 from syncpretrain.settings.sections import settings_from  # noqa: E402
 from syncpretrain.torch import LocalTrainer  # noqa: E402
+from syncpretrain.torch import trainer as trainer_module  # noqa: E402
 from syncpretrain.torch.learner import ModuleLearner  # noqa: E402
+from syncpretrain.torch.trainer import BlockPretraining  # noqa: E402
 
 PLACES = [("threads", 2), ("threads", 3), ("threads", 4), ("processes", 1), ("processes", 3)]
 
@@ -86,6 +88,31 @@ def test_ranks_change_no_bit(network, ranks):
     assert len(layers) == ranks - 1
     for name, array in whole_arrays(whole).items():
         np.testing.assert_array_equal(layers[-1][0].named[name], array)
+
+
+def deep():
+    torch.manual_seed(3)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(8)))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "workers", "waiting"),
+    [("serial", 1, 1), ("threads", 2, 1), ("threads", 3, 2), ("processes", 2, 2)],
+)
+def test_large_outputs_of_many_blocks_wait_one_at_a_time(runtime, workers, waiting, monkeypatch):
+    rings = []
+
+    class Noted(BlockPretraining):
+        def _stream_size(self, steps):
+            rings.append(super()._stream_size(steps).ring)
+            return super()._stream_size(steps)
+
+    whole = trained(deep, epochs=2)
+    monkeypatch.setattr(trainer_module, "BlockPretraining", Noted)
+    monkeypatch.setattr(trainer_module, "RING_BYTES", 1)
+    other = trained(deep, epochs=2, runtime=runtime, workers=workers)
+    assert rings == [waiting]
+    assert digest_of(other) == digest_of(whole)
 
 
 def whole_arrays(trainer):
