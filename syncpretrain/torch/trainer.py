@@ -66,9 +66,9 @@ class BlockPretraining(StreamedPretraining):
         size = super()._stream_size(steps)
         widest = max(block.above.width for block in self._blocks[:-1] or self._blocks)
         fitting = RING_BYTES // (FLOAT_BYTES * self.settings.batch_size * widest)
-        takes_turns = self.settings.runtime in ("serial", "threads")
-        least = takes_turns and len(self._blocks) >= MANY_BLOCKS * self.slots
-        ring = max(1 if least else LEAST_RING, min(size.ring, fitting))
+        here = self.settings.runtime in ("serial", "threads")
+        least = 1 if here and len(self._blocks) >= MANY_BLOCKS * self.slots else LEAST_RING
+        ring = max(least, min(size.ring, fitting))
         return size._replace(ring=ring, block=min(size.block, max(1, ring // 2)))
 
     def _train(self, request: Any) -> None:
