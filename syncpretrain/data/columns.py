@@ -267,7 +267,7 @@ def _settled(features: list[Column], table: Table) -> tuple[Column, ...]:
         return tuple(features)
     return tuple(
         Column(column.name, "number")
-        if column.kind == "binary" and len(np.unique(values[~np.isnan(values)])) == 1
+        if column.kind == "binary" and _is_constant(values)
         else column
         for column, values in zip(features, table.columns, strict=True)
     )
@@ -326,6 +326,10 @@ def _check_present(table: Table, name: str, missing: NDArray[np.bool_] | None) -
     if missing is not None and missing.all():
         how = table.by_drop(name)
         raise DataError(f"{table.name}: column {name!r} has no value in any row; leave it out{how}")
+
+
+def _is_constant(values: Any) -> bool:
+    return len(np.unique(values[~np.isnan(values)])) == 1
 
 
 def _is_binary(values: NDArray[Any]) -> bool:

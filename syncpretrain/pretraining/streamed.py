@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -414,11 +414,8 @@ class StreamedPretraining(Driver):
     def _take_all(self, pool: StreamPool, *, is_stopped: bool = False) -> None:
         """Take what the threads have reported; after a stop also what lies behind their ends."""
         while (item := pool.next_result(0.0)) is not None:
-            try:
+            with suppress(Stopped) if is_stopped else nullcontext():
                 self._take(item)
-            except Stopped:
-                if not is_stopped:
-                    raise
 
     def _save_epoch(self) -> None:
         if not all(layer.is_trained for layer in self._layers):

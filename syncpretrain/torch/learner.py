@@ -177,8 +177,7 @@ class ModuleLearner(Learner):
         with self._evaluating():
             h = self.block.modules(next(self.block.below.cut(own)))
             flat = h.reshape(len(own), -1).float().numpy()
-        tail = own[:, self.block.below.inputs :]
-        return np.concatenate([flat, tail], axis=1) if tail.shape[1] else flat
+        return np.concatenate([flat, own[:, self.block.below.inputs :]], axis=1)
 
     def summed_error(self, X: Array, hidden: Array | None = None) -> Any:
         """Return the loss in evaluation mode, times the examples."""
