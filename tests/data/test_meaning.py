@@ -3,7 +3,6 @@
 from signal import SIGINT, raise_signal
 
 import numpy as np
-import pandas as pd
 import pytest
 from commandline import exit_status
 
@@ -61,20 +60,19 @@ class TestRowsOfAnyType:
     def test_bytes_that_were_divided_are_not_divided_again(self):
         same(trained_on(BYTES), BYTES[1:] / np.float32(255), BYTES[1:])
 
-    def test_of_a_list_and_of_a_frame(self):
+    def test_of_a_list_and_of_a_frame(self, pandas):
         stack = trained_on(BYTES)
         same(stack, BYTES.astype(int).tolist(), BYTES)
-        same(stack, pd.DataFrame(BYTES), BYTES)
+        same(stack, pandas.DataFrame(BYTES), BYTES)
 
     @pytest.mark.parametrize("kind", ["UInt8", "Int64", "Float64", "uint8", "float32"])
-    def test_of_a_stack_trained_on_a_frame(self, kind):
-        frame = pd.DataFrame(BYTES, columns=list("abcdef"))
+    def test_of_a_stack_trained_on_a_frame(self, pandas, kind):
+        frame = pandas.DataFrame(BYTES, columns=list("abcdef"))
         stack = trained_on(frame)
         same(stack, frame.astype(kind), frame)
         same(stack, BYTES, frame)
 
-    def test_of_a_sparse_matrix(self):
-        sparse = pytest.importorskip("scipy.sparse")
+    def test_of_a_sparse_matrix(self, sparse):
         stack = trained_on(BYTES)
         codes = stack.encode(sparse.csr_array(BYTES.astype("f4")))  # by sums in another order
         np.testing.assert_allclose(codes, stack.encode(BYTES), rtol=1e-6)
@@ -172,10 +170,13 @@ class TestEveryDoor:
         assert mixed.meaning == Meaning("bytes")
         assert mixed.parameters_sha256 == pretrain(Minibatches([BYTES]), **STREAM).parameters_sha256
 
-    def test_a_mapped_file_that_is_streamed(self, tmp_path):
-        np.save(tmp_path / "x.npy", BYTES.astype("f4"))
+    @pytest.mark.parametrize(("dtype", "meaning"), [("u1", "bytes"), ("f4", "numbers")])
+    def test_a_mapped_file_that_is_streamed(self, tmp_path, dtype, meaning):
+        np.save(tmp_path / "x.npy", BYTES.astype(dtype))
         X = np.load(tmp_path / "x.npy", mmap_mode="r")
-        same(pretrain(X, visible_units="gaussian", **STREAM), BYTES, BYTES.astype("f4"))
+        stack = pretrain(X, visible_units="gaussian", **STREAM)
+        assert stack.meaning == Meaning(meaning)
+        same(stack, BYTES, BYTES.astype("f4"))
 
     @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
     def test_an_estimator_of_a_stack_trained_on_bytes(self, dtype):
@@ -305,10 +306,10 @@ class TestColumnsWithALargeOffset:
         codes = centred.encode(TIMES - TIMES.mean(axis=0))
         np.testing.assert_allclose(stack.encode(TIMES), codes, atol=1e-3)
 
-    @pytest.mark.parametrize("make", [np.asarray, pd.DataFrame, lambda X: X.tolist()])
-    def test_in_arrays_frames_and_lists(self, stack, make):
-        np.testing.assert_array_equal(stack.encode(make(TIMES)), stack.encode(TIMES))
-        np.testing.assert_allclose(stack.encode(make(TIMES[:1])), stack.encode(TIMES)[:1], 1e-5)
+    def test_in_arrays_frames_and_lists(self, stack, pandas):
+        for make in (np.asarray, pandas.DataFrame, lambda X: X.tolist()):
+            np.testing.assert_array_equal(stack.encode(make(TIMES)), stack.encode(TIMES))
+            np.testing.assert_allclose(stack.encode(make(TIMES[:1])), stack.encode(TIMES)[:1], 1e-5)
 
     def test_decoding_gives_it_back(self, stack):
         made = stack.decode(stack.encode(TIMES))
@@ -316,10 +317,10 @@ class TestColumnsWithALargeOffset:
         assert np.abs(made[:, 0] - TIMES[:, 0]).max() < 200
         assert len(np.unique(made[:, 0])) > 50
 
-    def test_whole_numbers_and_a_frame(self):
+    def test_whole_numbers_and_a_frame(self, pandas):
         X = np.hstack([SECONDS, 2 * SECONDS]).astype("i8")
         assert np.ptp(trained_on(X).prepared(X), axis=0).min() > 2
-        frame = pd.DataFrame(TIMES, columns=["time", "a", "b"])
+        frame = pandas.DataFrame(TIMES, columns=["time", "a", "b"])
         assert len(np.unique(trained_on(frame).prepared(frame)[:, 0])) > 50
 
     def test_other_columns_keep_their_bits(self):

@@ -79,8 +79,7 @@ class TestRows:
             np.asarray(rows_of_matrix(csr(DENSE), "X"))
 
     @pytest.mark.parametrize("form", ["csr_matrix", "csc_matrix", "coo_array", "csr_array"])
-    def test_the_formats_of_scipy(self, form):
-        sparse = pytest.importorskip("scipy.sparse")
+    def test_the_formats_of_scipy(self, sparse, form):
         rows = rows_of_matrix(getattr(sparse, form)(DENSE.astype(np.uint8)), "X")
         np.testing.assert_array_equal(rows.toarray(), DENSE)
 
@@ -424,15 +423,13 @@ def test_a_file_stays_sparse(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["coo", "dia", "bsr"])
-def test_a_file_in_another_sparse_format_is_refused(form, tmp_path):
-    sparse = pytest.importorskip("scipy.sparse")
+def test_a_file_in_another_sparse_format_is_refused(sparse, form, tmp_path):
     sparse.save_npz(tmp_path / "X.npz", sparse.csr_matrix(DENSE).asformat(form))
     with pytest.raises(errors.DataError, match=f"in the format '{form}', expected csr"):
         load_dataset(tmp_path / "X.npz")
 
 
-def test_estimators_have_the_results_of_dense_rows():
-    sparse = pytest.importorskip("scipy.sparse")
+def test_estimators_have_the_results_of_dense_rows(sparse):
     estimators = pytest.importorskip("syncpretrain.sklearn", reason="needs scikit-learn")
     own = {"hidden": (6,), "batch_size": 10, "epochs": 2, "random_state": 0}
     X = sparse.csr_matrix(BITS)

@@ -49,6 +49,8 @@ class TestReading:
         found = table(tmp_path, f"a,b\n1,x\n{missing},y\n3,{missing}\n")
         assert cells(found.column("a")) == [1, None, 3]
         assert cells(found.column("b")) == ["x", "y", None]
+        numbers = table(tmp_path, f"0,1\n0,{missing}\n1,0\n")
+        assert [cells(column) for column in numbers.columns] == [[0, 0, 1], [1, None, 0]]
 
     def test_quotes_comments_and_empty_lines(self, tmp_path):
         found = table(tmp_path, '"a","b c"\n\n1,"x, y"\n# nothing\n2,"z"\n')
