@@ -400,11 +400,6 @@ class TestColumns:
         with pytest.raises(DataError, match="'id' holds 50 different texts in 50 rows"):
             columns_of(names, encode=True)
 
-    def test_numbers_and_texts_in_one_column(self, tmp_path):
-        found = table(tmp_path, "a,b\n1,x\n2,y\n3,4\n")
-        with pytest.raises(DataError, match="'b' holds numbers and text, such as '4' and 'x'"):
-            columns_of(found, encode=True)
-
     def test_they_are_kept_as_json(self, columns, tmp_path):
         columns = msgspec.structs.replace(columns, target=_target("y", "a", "b"))
         write_record(tmp_path / "columns.json", columns)

@@ -103,6 +103,14 @@ class TestAll:
         found, expected = result(wide, single.astype(np.float64)), result(narrow, single)
         assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
+    def test_frames_are_known_by_their_columns(self, estimator):
+        pandas = pytest.importorskip("pandas", reason="a DataFrame is needed")
+        frame = pandas.DataFrame(BLOBS, columns=list("abcd"))
+        fitted = clone(estimator).fit(frame, NUMBERS)
+        assert fitted.feature_names_in_.tolist() == list("abcd")
+        with pytest.raises(ValueError, match="feature names"):
+            result(fitted, frame[list("bacd")])
+
     @pytest.mark.parametrize(
         ("parameter", "value", "match"),
         [

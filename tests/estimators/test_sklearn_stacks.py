@@ -113,7 +113,7 @@ def mapped(X, tmp_path):
 
 
 def check_tuned(stack, X, tmp_path):
-    """Check that bytes, the same numbers, and a mapped file, which stays one, tune a stack alike."""
+    """Check that bytes, the same numbers, and a file that stays mapped tune a stack alike."""
     options = {"epochs": 1, "batch_size": 10, "blas_threads": 1, "backend": "numpy"}
     forms = (X, X.astype(float), mapped(X, tmp_path))
     stacks = [finetune(stack, rows, LABELS, **options) for rows in forms]
