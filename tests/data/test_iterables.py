@@ -29,6 +29,10 @@ class Pairs:
         return iter([[x, np.zeros(len(x))] for x in self.arrays])
 
 
+SOME = Pairs(example_rows("float32"), 10)
+UNKNOWN_UNITS = "visible_units: got auto with an iterable, "
+
+
 def flawed(number, place, item):
     """Return passes of three arrays, one of which is another thing, or an error that is raised."""
     good = np.full((20, LAYERS[0]), 0.5)
@@ -155,28 +159,32 @@ class TestIterable:
             pretrain(short, **STREAM)
 
     @pytest.mark.parametrize(
-        ("X", "error", "message"),
+        ("X", "options", "message"),
         [
-            (lambda n: [], DataError, "X: got no array in the first pass"),
-            (lambda n: 5, DataError, "X: got int for pass 1, expected an iterable of arrays"),
-            (lambda n: [np.ones((5, 30))], SettingsError, "batch_size: got 32, expected at most 5"),
-            (range(3), DataError, "X: array 1 of pass 1, .*: got shape"),
-            ("text", DataError, "X: got values of type"),
-            (5, DataError, r"X: got shape \(\)"),
+            (lambda n: [], {}, "X: got no array in the first pass"),
+            (lambda n: 5, {}, "X: got int for pass 1, expected an iterable of arrays"),
+            (range(3), {}, "X: array 1 of pass 1, .*: got shape"),
+            ("text", {}, "X: got values of type"),
+            (5, {}, r"X: got shape \(\)"),
+            (SOME, {"handoff": "epoch"}, ".*got Pairs with handoff epoch, expected an array"),
         ],
     )
-    def test_what_gives_no_examples_is_refused(self, X, error, message):
-        with pytest.raises(error, match=f"^{message}"):
-            pretrain(X, **STREAM)
+    def test_what_gives_no_examples_is_refused(self, X, options, message):
+        with pytest.raises(DataError, match=f"^{message}"):
+            pretrain(X, **{**STREAM, **options})
 
-    def test_another_process_takes_none(self):
-        X = Minibatches(in_order(example_rows("float32")), n_examples=ROWS)
-        with pytest.raises(SettingsError, match="runtime: got processes with an iterable as X"):
-            pretrain(X, runtime="processes", **STREAM)
-
-    def test_whole_epochs_take_none(self):
-        with pytest.raises(DataError, match="got Pairs with handoff epoch, expected an array"):
-            pretrain(Pairs(example_rows("float32"), 10), **{**STREAM, "handoff": "epoch"})
+    @pytest.mark.parametrize(
+        ("X", "options", "message"),
+        [
+            (lambda n: [np.ones((5, 30))], {}, "batch_size: got 32, expected at most 5"),
+            (SOME, {"runtime": "processes"}, "runtime: got processes with an iterable as X"),
+            (Minibatches(SOME), {"visible_units": "auto"}, UNKNOWN_UNITS),
+            (lambda n: [], {"visible_units": "auto"}, UNKNOWN_UNITS),
+        ],
+    )
+    def test_settings_that_an_iterable_does_not_have_are_refused(self, X, options, message):
+        with pytest.raises(SettingsError, match=f"^{message}"):
+            pretrain(X, **{**STREAM, **options})
 
     @pytest.mark.parametrize(
         ("source", "n", "message"),
@@ -193,11 +201,6 @@ class TestIterable:
     def test_wrong_arguments_are_refused(self, source, n, message):
         with pytest.raises(DataError, match=f"^{message}"):
             Minibatches(source, n_examples=n)
-
-    @pytest.mark.parametrize("X", [lambda number: [], Minibatches([np.zeros((2, 3))])])
-    def test_units_that_suit_its_columns_are_refused(self, X):
-        with pytest.raises(SettingsError, match=r"^visible_units: got auto with an iterable, "):
-            pretrain(X, layers=[3, 2], handoff="minibatch", visible_units="auto")
 
 
 class TestBlocking(Blocking):
