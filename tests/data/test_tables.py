@@ -313,12 +313,6 @@ class TestColumns:
         found = columns_of(Table("x", ("c",), (texts,)), encode=True)
         assert (found.features[0].kind, found.width) == ("category", 30)
 
-    def test_decode_is_the_way_back(self, columns, tmp_path):
-        found = columns.decode(columns.encode(table(tmp_path, TEXT)))
-        assert found["colour"].tolist() == ["red", "green", "red"]
-        assert found["sex"].tolist() == [0, 1, 1]
-        assert found["kind"].tolist() == ["x"] * 3
-
     def test_a_missing_category_is_nan_in_all_its_values(self, columns, tmp_path):
         X = columns.encode(table(tmp_path, TEXT.replace("green", "")))
         assert np.isnan(X[1]).tolist() == [True, True, True, False, False]

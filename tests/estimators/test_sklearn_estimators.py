@@ -117,7 +117,7 @@ class TestAll:
             ("hidden", (), "hidden: got no layer"),
             ("hidden", (3, -1), r"hidden: got \(3, -1\), expected the units"),
             ("hidden", (2.5,), "hidden: got"),
-            ("epochs", -1, "epochs: got -1"),
+            ("epochs", -1, "^epochs: got -1"),
             ("visible_units", "cubic", "visible_units: got 'cubic'"),
             ("settings", {"epochs": 3}, "settings: got epochs, which a parameter decides"),
             ("settings", {"seed": 3}, "set hidden for layers, random_state for seed"),
