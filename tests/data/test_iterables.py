@@ -30,6 +30,8 @@ class Pairs:
 
 
 SOME = Pairs(example_rows("float32"), 10)
+IN_PROCESSES = "runtime: got processes with an iterable as X"
+BY_EPOCHS = "X: got Pairs with handoff epoch, expected an array"
 UNKNOWN_UNITS = "visible_units: got auto with an iterable, "
 
 
@@ -159,31 +161,37 @@ class TestIterable:
             pretrain(short, **STREAM)
 
     @pytest.mark.parametrize(
-        ("X", "options", "message"),
+        ("X", "options", "error", "message"),
         [
-            (lambda n: [], {}, "X: got no array in the first pass"),
-            (lambda n: 5, {}, "X: got int for pass 1, expected an iterable of arrays"),
-            (range(3), {}, "X: array 1 of pass 1, .*: got shape"),
-            ("text", {}, "X: got values of type"),
-            (5, {}, r"X: got shape \(\)"),
-            (SOME, {"handoff": "epoch"}, ".*got Pairs with handoff epoch, expected an array"),
+            (lambda n: [], {}, DataError, "X: got no array in the first pass"),
+            (lambda n: 5, {}, DataError, "X: got int for pass 1, expected an iterable of arrays"),
+            (range(3), {}, DataError, "X: array 1 of pass 1, .*: got shape"),
+            ("text", {}, DataError, "X: got values of type"),
+            (5, {}, DataError, r"X: got shape \(\)"),
+            (
+                SOME,
+                {"handoff": "epoch"},
+                DataError,
+                BY_EPOCHS,
+            ),
+            (
+                lambda n: [np.ones((5, 30))],
+                {},
+                SettingsError,
+                "batch_size: got 32, expected at most 5",
+            ),
+            (
+                SOME,
+                {"runtime": "processes"},
+                SettingsError,
+                IN_PROCESSES,
+            ),
+            (lambda n: [], {"visible_units": "auto"}, SettingsError, UNKNOWN_UNITS),
+            (Minibatches(SOME), {"visible_units": "auto"}, SettingsError, UNKNOWN_UNITS),
         ],
     )
-    def test_what_gives_no_examples_is_refused(self, X, options, message):
-        with pytest.raises(DataError, match=f"^{message}"):
-            pretrain(X, **{**STREAM, **options})
-
-    @pytest.mark.parametrize(
-        ("X", "options", "message"),
-        [
-            (lambda n: [np.ones((5, 30))], {}, "batch_size: got 32, expected at most 5"),
-            (SOME, {"runtime": "processes"}, "runtime: got processes with an iterable as X"),
-            (Minibatches(SOME), {"visible_units": "auto"}, UNKNOWN_UNITS),
-            (lambda n: [], {"visible_units": "auto"}, UNKNOWN_UNITS),
-        ],
-    )
-    def test_settings_that_an_iterable_does_not_have_are_refused(self, X, options, message):
-        with pytest.raises(SettingsError, match=f"^{message}"):
+    def test_what_cannot_be_trained_on_as_it_is_asked_is_refused(self, X, options, error, message):
+        with pytest.raises(error, match=f"^{message}"):
             pretrain(X, **{**STREAM, **options})
 
     @pytest.mark.parametrize(

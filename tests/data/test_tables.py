@@ -62,20 +62,6 @@ class TestReading:
         assert cells(found.column("a")) == [1, 2, 3, 4, 5]
         assert cells(found.column("b")) == ["x", "y", None, "x", "z"]
 
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
-            ("a,b\n1,x\n2,y,z\n", "got width 3 in line 3 after lines of width 2"),
-            ("a,b,c\n1,x\n", "got 3 names of columns above lines of width 2"),
-            ("a,a\n1,x\n", "got two columns of the name 'a'"),
-            ('a,"b\nc"\n1,x\n2,y,z\n', "got width 3 in line 4 after lines of width 2"),
-            ("id,x\n#1,3\n#2,4\n", "no values; passed over 2 lines that begin with #"),
-        ],
-    )
-    def test_files_that_do_not_fit(self, tmp_path, text, words):
-        with pytest.raises(DataError, match=words):
-            table(tmp_path, text)
-
     @pytest.mark.parametrize("rest", ["1,2\n", "1,x\n"])
     @pytest.mark.parametrize("end", ["\n", "\r\n"])
     def test_a_name_may_have_several_lines(self, tmp_path, rest, end):
@@ -382,6 +368,11 @@ class TestColumns:
             ("a,b\n1,2\n3,o\n4,p\n", "column 'b' holds numbers and text, such as '2' and 'o'"),
             ("a,b\n1,\n2,\n", "column 'b' has no value in any row"),
             ("a,b\n1,\n2,x\n", "target: got none .* last column, 'b', holds text such as 'x'"),
+            ("a,b\n1,x\n2,y,z\n", "got width 3 in line 3 after lines of width 2"),
+            ("a,b,c\n1,x\n", "got 3 names of columns above lines of width 2"),
+            ("a,a\n1,x\n", "got two columns of the name 'a'"),
+            ('a,"b\nc"\n1,x\n2,y,z\n', "got width 3 in line 4 after lines of width 2"),
+            ("id,x\n#1,3\n#2,4\n", "no values; passed over 2 lines that begin with #"),
             ("a,b\nx,1\ny,2\n", "got units of numbers .* column 'a' holds text such as 'x'; take"),
         ],
     )

@@ -193,10 +193,7 @@ def test_layers_of_unknown_units_are_refused(tmp_path, layers, message):
         {"kind": "classification"},
         {"kind": "classification", "classes": None},
         {"kind": "classification", "classes": [1, 2]},
-        {"kind": "classification", "classes": [1, 2, None]},
-        {"kind": "classification", "classes": [1, 2, "x"]},
-        {"kind": "classification", "classes": [1, 2, float("nan")]},
-        {"kind": "classification", "classes": [1, 2, float("inf")]},
+        *({"kind": "classification", "classes": [1, 2, x]} for x in (None, "x", np.nan, np.inf)),
         {"kind": "ranking", "classes": [1, 2, 3]},
     ],
 )
