@@ -207,11 +207,15 @@ class TestEveryDoor:
         assert meaning_in({"bytes": "numbers"}) == Meaning("numbers")
 
 
+def run_of(file, out, *options):
+    own = ("--data", file, "--epochs", 1, "--out", out, "--quiet")
+    assert not exit_status("train", *own, *options)
+    return out
+
+
 def run_on(folder, X, *options):
     np.save(folder / "own.npy", X)
-    own = ("--data", folder / "own.npy", "--layers", "6,4", "--epochs", 1, "--quiet")
-    assert not exit_status("train", *own, *options, "--out", folder / "run")
-    return folder / "run"
+    return run_of(folder / "own.npy", folder / "run", "--layers", "6,4", *options)
 
 
 def codes_of(run, file):
@@ -266,12 +270,10 @@ class TestCommandLine:
             np.savez(tmp_path / "own.npz", X=BYTES[:20].astype("f4"), y=np.arange(20) % 2)
             np.save(tmp_path / "more.npy", BYTES[20:50].astype(dtype))
             np.save(tmp_path / "test.npy", BYTES[50:].astype(dtype))
-            assert not exit_status(
-                *("train", "--data", tmp_path / "own.npz", "--unlabelled", tmp_path / "more.npy"),
-                *("--test", tmp_path / "test.npy", "--layers", "6,4", "--visible-units"),
-                *("gaussian", "--epochs", 1, "--out", tmp_path / dtype, "--quiet"),
-            )
-            found.append(load(tmp_path / dtype).parameters_sha256)
+            parts = ("--unlabelled", tmp_path / "more.npy", "--test", tmp_path / "test.npy")
+            how = ("--layers", "6,4", "--visible-units", "gaussian")
+            run = run_of(tmp_path / "own.npz", tmp_path / dtype, *parts, *how)
+            found.append(load(run).parameters_sha256)
         assert found[0] == found[1]
 
     def test_fine_tuning_of_a_run(self, tmp_path):
@@ -347,11 +349,8 @@ class TestColumnsWithALargeOffset:
         np.savetxt(tmp_path / "x.csv", TIMES, delimiter=",", fmt="%.6f")
         found = []
         for name in ("x.npy", "x.csv"):
-            run = tmp_path / name[2:]
-            assert not exit_status(
-                *("train", "--data", tmp_path / name, "--hidden", 4, "--visible-units", "auto"),
-                *("--epochs", 1, "--out", run, "--quiet"),
-            )
+            how = ("--hidden", 4, "--visible-units", "auto")
+            run = run_of(tmp_path / name, tmp_path / name[2:], *how)
             found.append(codes_of(run, tmp_path / name))
             assert len(np.unique(found[-1].round(4), axis=0)) > 100
             np.testing.assert_allclose(load(run).encode(TIMES), found[-1], atol=1e-6)
