@@ -122,15 +122,16 @@ def test_wrong_codes_are_refused(bad, message):
 
 
 def test_the_checksum_covers_every_parameter_and_not_its_layout():
-    stack = make_stack(tied=False)
-    seen = {stack.parameters_sha256}
-    for number in range(3):
-        for _, array in stack.layers[number].parameters():
-            before = array.flat[0]
-            array.flat[0] += 1
-            seen.add(stack.parameters_sha256)
-            array.flat[0] = before
-    assert len(seen) == 13
+    head = Head(np.ones((3, 2), np.float32), np.ones(2, np.float32), "regression", ())
+    stack = replace(make_stack(tied=False), head=head)
+    arrays = [array for layer in stack.layers for _, array in layer.parameters()]
+    seen = {stack.parameters_sha256, make_stack(tied=False).parameters_sha256}
+    for array in (*arrays, head.weight, head.bias):
+        before = array.flat[0]
+        array.flat[0] += 1
+        seen.add(stack.parameters_sha256)
+        array.flat[0] = before
+    assert len(seen) == 16
     first = make_stack().layers[0]
     transposed = DenseLayer(*(np.asfortranarray(array) for _, array in first.parameters()))
     assert Stack((transposed,)).parameters_sha256 == Stack((first,)).parameters_sha256
