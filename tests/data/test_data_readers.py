@@ -30,11 +30,6 @@ def idx_bytes(array, *, shape=None, kind=0x08):
     return struct.pack(f">BBBB{len(shape)}I", 0, 0, kind, len(shape), *shape) + array.tobytes()
 
 
-def npy_header(shape, descr="<f4"):
-    header = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
-
-
 def refused(path, *words):
     with pytest.raises(DataError) as caught:
         load_dataset(path)
@@ -267,7 +262,8 @@ class TestFaults:
 
     @pytest.mark.parametrize("shape", [(10**6, 10**6), (10**12, 1), (2**62, 2**62), (-3, 4)])
     def test_a_claim_is_checked_before_it_is_believed(self, tmp_path, shape):
-        raw = npy_header(shape) + bytes(64)
+        header = repr({"descr": "<f4", "fortran_order": False, "shape": shape}).encode() + b"\n"
+        raw = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
         (tmp_path / "x.npy").write_bytes(raw)
         refused(tmp_path / "x.npy", "is claimed")
         with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:

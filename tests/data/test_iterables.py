@@ -9,12 +9,12 @@ from syncpretrain.data.order import PassOrder
 from syncpretrain.errors import DataError, SettingsError, WorkerError
 
 
-def in_order(X: np.ndarray, size: int = 32):
+def in_order(X: np.ndarray):
     """Return a function that gives the passes of a run on X in memory."""
 
     def one_pass(number):
-        order = PassOrder(len(X), size, seed=STREAM["seed"], number=number)
-        return (X[order.minibatch(step)] for step in range(-(-len(X) // size)))
+        order = PassOrder(len(X), 32, seed=STREAM["seed"], number=number)
+        return (X[order.minibatch(step)] for step in range(-(-len(X) // 32)))
 
     return one_pass
 

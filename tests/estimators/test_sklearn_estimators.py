@@ -391,6 +391,7 @@ class TestRegressor:
         (DBNClassifier, DATES, "y: got values of type datetime64"),
         (DBNRegressor, None, "y: got None, expected numbers"),
         (DBNRegressor, np.full(90, np.nan), "y: got NaN in every row"),
+        (DBNRegressor, np.full(90, np.inf), "infinity"),
         (DBNRegressor, DATES, "y: got values of type datetime64"),
     ],
 )
