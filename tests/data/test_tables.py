@@ -366,6 +366,7 @@ class TestColumns:
         [
             ("a,b\n1,2\n3,o\n4,5\n", "got 'o' in line 3, field 2; expected numbers.* 'b'"),
             ("a,b\n1,2\n3,o\n4,p\n", "column 'b' holds numbers and text, such as '2' and 'o'"),
+            ("a,b\n1,x\n2,y\n3,4\n", "column 'b' holds numbers and text, such as '4' and 'x'"),
             ("a,b\n1,\n2,\n", "column 'b' has no value in any row"),
             ("a,b\n1,\n2,x\n", "target: got none .* last column, 'b', holds text such as 'x'"),
             ("a,b\n1,x\n2,y,z\n", "got width 3 in line 3 after lines of width 2"),
