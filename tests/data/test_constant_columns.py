@@ -125,8 +125,7 @@ def test_an_estimator_knows_the_value_that_never_varied(value, recwarn):
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_every_estimator_reports_new_values_by_name(kind):
-    pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
+def test_every_estimator_reports_new_values_by_name(pandas, kind):
     fitted = kind(**SMALL).fit(pandas.DataFrame(with_column(5), columns=list("abcd")), LABELS)
     method = "transform" if hasattr(fitted, "transform") else "predict"
     rows = pandas.DataFrame(new_rows(5, 7), columns=list("abcd"))
@@ -144,8 +143,7 @@ def test_the_type_of_a_number_makes_it_no_new_one(kind):
         stack.encode(X.tolist())
 
 
-def test_new_values_are_counted_in_files_and_sparse_rows(tmp_path):
-    sparse = pytest.importorskip("scipy.sparse", reason="the rows are a matrix of SciPy")
+def test_new_values_are_counted_in_files_and_sparse_rows(tmp_path, sparse):
     stack = trained(0)
     np.save(tmp_path / "x.npy", new_rows(0, 7))
     for rows in (sparse.csr_array(new_rows(0, 7)), np.load(tmp_path / "x.npy", mmap_mode="r")):
@@ -172,8 +170,7 @@ def test_a_model_keeps_its_constant_columns(tmp_path):
 
 
 class TestNotices:
-    def test_training_counts_and_names_them(self):
-        pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
+    def test_training_counts_and_names_them(self, pandas):
         frame = pandas.DataFrame(with_column(5), columns=list("abcd")).assign(state="ok")
         found = []
         pretrain(frame, hidden=[3], visible_units="auto", observers=[found.append], **SHORT)
@@ -209,8 +206,7 @@ class TestRowsThatAreAllTheSame:
         with pytest.warns(PoorResultWarning, match="^all 4 columns are constant"):
             finetune(trained(5), np.full((9, 4), 5.0), y, epochs=1, batch_size=3)
 
-    def test_holes_and_bytes_and_sparse_rows_are_no_difference(self):
-        sparse = pytest.importorskip("scipy.sparse", reason="the rows are a matrix of SciPy")
+    def test_holes_and_bytes_and_sparse_rows_are_no_difference(self, sparse):
         holes = np.where(np.eye(4, dtype=bool), np.nan, 3).astype("f4")
         for X in (holes, np.full((4, 3), 9, "u1"), sparse.csr_array(np.zeros((4, 3)))):
             with pytest.raises(DataError, match="columns are constant"):
@@ -233,13 +229,13 @@ class TestRowsThatAreAllTheSame:
 
 
 class TestParts:
-    def parts(self, value=0.0):
+    def parts(self):
         """Return parts that tell two classes by a column of thousands, constant in the first."""
         draws = np.random.default_rng(1)
         y = np.arange(1200) % 2
         X = draws.normal(size=(1200, 4))
         X[:, 2] = 1000 * (2 * y - 1 + 0.3 * X[:, 2])
-        X[:200, 2] = value
+        X[:200, 2] = 0
         return np.array_split(X, 6), y
 
     def test_a_column_is_scaled_when_it_first_varies(self):
@@ -260,9 +256,8 @@ class TestParts:
         again = scaling.varied_by(np.float32([[0, 0, 9, 0]]))
         assert again is scaling, "by which the model is trained from now on"
 
-    def test_a_part_far_from_the_first_one_is_reported_by_name(self):
-        pandas = pytest.importorskip("pandas", reason="names are those of a DataFrame")
-        parts, _ = self.parts(value=0)
+    def test_a_part_far_from_the_first_one_is_reported_by_name(self, pandas):
+        parts, _ = self.parts()
         parts[0][:, 2] = NORMAL[:, 2].repeat(2)[:200] / 100
         frames = [pandas.DataFrame(part, columns=list("abcd")) for part in parts]
         online = StackedRBM(**SMALL).partial_fit(frames[0])

@@ -13,6 +13,7 @@ from syncpretrain.data.blocks import CHUNK_VALUES
 from syncpretrain.data.examples import visible_examples
 from syncpretrain.errors import DataError
 
+NOT_FINITE = (np.nan, np.inf, -np.inf)
 X = (np.arange(24, dtype=np.float32) / 24).reshape(6, 4)
 
 
@@ -61,9 +62,7 @@ def test_a_rounding_error_above_one_is_one():
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (np.nan, "got nan at row {row}, column 3 .*expected finite"),
-        (np.inf, "got inf at row {row}, column 3 .*expected finite"),
-        (-np.inf, "got -inf at row {row}, column 3 .*expected finite"),
+        *((x, "got {x} at row {row}, column 3 .*expected finite") for x in NOT_FINITE),
         (1.5, "got 1.5 at row {row}, column 3 .*visible_units=gaussian.*scale each column"),
         (-0.25, "got -0.25 at row {row}, column 3 .*visible_units=gaussian.*each column"),
     ],
@@ -74,7 +73,7 @@ def test_the_first_bad_place_is_named(value, words, dtype):
     array = np.zeros((rows, 8), dtype=dtype)
     array[-2, 3] = value
     array[-1, 0] = 7
-    with pytest.raises(DataError, match=words.format(row=rows - 2)):
+    with pytest.raises(DataError, match=words.format(x=value, row=rows - 2)):
         check_examples(array)
 
 

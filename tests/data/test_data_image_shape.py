@@ -27,50 +27,40 @@ def test_axes_that_contradict_the_images_are_refused(tmp_path, shape, mapped):
             load_dataset(tmp_path / "x.npy", **options)
 
 
-@pytest.mark.parametrize("shape", [(192,), (3, 64), (24, 8), (3, 8, 8), (1, 3, 8, 8)])
-def test_neighbouring_axes_may_be_one(shape):
-    check_image_shape(shape, ImageShape(3, 8, 8), "x")
+@pytest.mark.parametrize(
+    ("channels", "shape"),
+    [
+        *((3, shape) for shape in ((192,), (3, 64), (24, 8), (3, 8, 8), (1, 3, 8, 8))),
+        *((1, shape) for shape in ((60,), (60, 1))),  # which the layers refuse
+    ],
+)
+def test_neighbouring_axes_may_be_one_and_flat_values_of_any_number(channels, shape):
+    check_image_shape(shape, ImageShape(channels, 8, 8), "x")
 
 
-@pytest.mark.parametrize("shape", [(60,), (60, 1)])
-def test_another_number_of_flat_values_is_for_the_layers_to_refuse(shape):
-    check_image_shape(shape, ImageShape(1, 8, 8), "x")
+ANYWAY = "save X.reshape(len(X), -1) if its rows are such images all the same"
 
 
-def refusal(shape, images):
-    """Return what to do with examples of a shape, by the error that refuses them."""
+@pytest.mark.parametrize(
+    ("shape", "images", "advice"),
+    [
+        # images of another number of values
+        ((3, 6, 8), (1, 6, 8), "layers of these begin with 3x6x8"),
+        ((28, 28), (1, 6, 8), "layers of these begin with 1x28x28"),
+        ((6, 8, 3), (1, 6, 8), "save X.transpose(0, 3, 1, 2), for layers that begin with 3x6x8"),
+        # images of as many
+        ((5, 4, 3), (3, 5, 4), f"save X.transpose(0, 3, 1, 2), or {ANYWAY}"),
+        ((3, 4, 5), (3, 5, 4), f"layers of these begin with 3x4x5, or {ANYWAY}"),
+        ((12, 5), (3, 5, 4), f"layers of these begin with 1x12x5, or {ANYWAY}"),
+        ((3, 5, 2, 2), (3, 5, 4), f"save one image a row, or {ANYWAY}"),
+    ],
+)
+def test_a_refusal_says_what_to_do(shape, images, advice):
     with pytest.raises(DataError) as caught:
-        check_image_shape(shape, images, "x.npy")
-    head, _, advice = str(caught.value).partition("; ")
-    got = f"got examples of {'x'.join(map(str, shape))}, expected images of {images}"
-    assert head == f"x.npy: {got}, as the layers read them"
-    return advice
-
-
-@pytest.mark.parametrize(
-    ("shape", "advice"),
-    [
-        ((3, 6, 8), "layers of these begin with 3x6x8"),
-        ((28, 28), "layers of these begin with 1x28x28"),
-        ((6, 8, 3), "save X.transpose(0, 3, 1, 2), for layers that begin with 3x6x8"),
-    ],
-)
-def test_images_of_another_number_of_values_say_how_layers_begin(shape, advice):
-    assert refusal(shape, ImageShape(1, 6, 8)) == advice
-
-
-@pytest.mark.parametrize(
-    ("shape", "advice"),
-    [
-        ((5, 4, 3), "save X.transpose(0, 3, 1, 2), or "),
-        ((3, 4, 5), "layers of these begin with 3x4x5, or "),
-        ((12, 5), "layers of these begin with 1x12x5, or "),
-        ((3, 5, 2, 2), "save one image a row, or "),
-    ],
-)
-def test_it_says_what_to_do(shape, advice):
-    anyway = "save X.reshape(len(X), -1) if its rows are such images all the same"
-    assert refusal(shape, ImageShape(3, 5, 4)) == advice + anyway
+        check_image_shape(shape, ImageShape(*images), "x.npy")
+    axes, expected = ("x".join(map(str, own)) for own in (shape, images))
+    got = f"got examples of {axes}, expected images of {expected}, as the layers read them"
+    assert str(caught.value) == f"x.npy: {got}; {advice}"
 
 
 def test_a_test_part_and_a_folder_are_judged_too(tmp_path):

@@ -15,10 +15,6 @@ from syncpretrain.data import load_dataset, named
 from syncpretrain.data.fetch import cache_folder
 from syncpretrain.errors import DataError
 
-FULL = pytest.mark.skipif(
-    not os.environ.get("SYNCPRETRAIN_DATA"),
-    reason="needs all of MNIST: set SYNCPRETRAIN_DATA to a folder with its four files",
-)
 EMBEDDED = "only 5,000 of its 70,000 digits"
 
 
@@ -74,7 +70,10 @@ def offline(network):
     return network
 
 
-@FULL
+@pytest.mark.skipif(
+    not os.environ.get("SYNCPRETRAIN_DATA"),
+    reason="needs all of MNIST: set SYNCPRETRAIN_DATA to a folder with its four files",
+)
 def test_the_papers_split_of_all_of_mnist():
     data = load_dataset("mnist")
     assert data.train.shape == (50_000, 784)

@@ -42,7 +42,7 @@ class TestSplit:
         _, held = stratified_split(labels, len(labels), held_out=held_out, seed=seed)
         for label in np.unique(labels):
             exact = held_out * np.mean(labels == label)
-            assert abs(np.sum(labels[held] == label) - exact) < 1 + 1e-9
+            assert abs(np.sum(labels[held] == label) - exact) < 1 - 1e-9
 
     @settings(deadline=None)
     @given(splits())
@@ -53,11 +53,6 @@ class TestSplit:
         counts = {label: np.sum(labels[held] == label) for label in np.unique(labels)}
         most = max(counts.values())
         assert all(n >= most - 1 or label not in labels[kept] for label, n in counts.items())
-
-    def test_proportional_shares_by_hand(self):
-        labels = np.array([0] * 60 + [1] * 30 + [2] * 10)
-        _, held = stratified_split(labels, 100, held_out=10, seed=3)
-        assert np.bincount(labels[held]).tolist() == [6, 3, 1]
 
     def test_ties_do_not_always_fall_to_the_low_labels(self):
         labels = np.arange(20)

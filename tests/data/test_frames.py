@@ -20,11 +20,6 @@ def library(request):
 
 
 @pytest.fixture
-def pandas():
-    return pytest.importorskip("pandas", reason="needs pandas")
-
-
-@pytest.fixture
 def frame(library):
     draws = np.random.default_rng(0)
     return library.DataFrame({"a": draws.random(N), "b": draws.integers(0, 2, N).astype(bool)})

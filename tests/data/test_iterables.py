@@ -9,12 +9,12 @@ from syncpretrain.data.order import PassOrder
 from syncpretrain.errors import DataError, SettingsError, WorkerError
 
 
-def in_order(X: np.ndarray, size: int = 32):
+def in_order(X: np.ndarray):
     """Return a function that gives the passes of a run on X in memory."""
 
     def one_pass(number):
-        order = PassOrder(len(X), size, seed=STREAM["seed"], number=number)
-        return (X[order.minibatch(step)] for step in range(-(-len(X) // size)))
+        order = PassOrder(len(X), 32, seed=STREAM["seed"], number=number)
+        return (X[order.minibatch(step)] for step in range(-(-len(X) // 32)))
 
     return one_pass
 
@@ -27,6 +27,12 @@ class Pairs:
 
     def __iter__(self):
         return iter([[x, np.zeros(len(x))] for x in self.arrays])
+
+
+SOME = Pairs(example_rows("float32"), 10)
+IN_PROCESSES = "runtime: got processes with an iterable as X"
+BY_EPOCHS = "X: got Pairs with handoff epoch, expected an array"
+UNKNOWN_UNITS = "visible_units: got auto with an iterable, "
 
 
 def flawed(number, place, item):
@@ -155,28 +161,38 @@ class TestIterable:
             pretrain(short, **STREAM)
 
     @pytest.mark.parametrize(
-        ("X", "error", "message"),
+        ("X", "options", "error", "message"),
         [
-            (lambda n: [], DataError, "X: got no array in the first pass"),
-            (lambda n: 5, DataError, "X: got int for pass 1, expected an iterable of arrays"),
-            (lambda n: [np.ones((5, 30))], SettingsError, "batch_size: got 32, expected at most 5"),
-            (range(3), DataError, "X: array 1 of pass 1, .*: got shape"),
-            ("text", DataError, "X: got values of type"),
-            (5, DataError, r"X: got shape \(\)"),
+            (lambda n: [], {}, DataError, "X: got no array in the first pass"),
+            (lambda n: 5, {}, DataError, "X: got int for pass 1, expected an iterable of arrays"),
+            (range(3), {}, DataError, "X: array 1 of pass 1, .*: got shape"),
+            ("text", {}, DataError, "X: got values of type"),
+            (5, {}, DataError, r"X: got shape \(\)"),
+            (
+                SOME,
+                {"handoff": "epoch"},
+                DataError,
+                BY_EPOCHS,
+            ),
+            (
+                lambda n: [np.ones((5, 30))],
+                {},
+                SettingsError,
+                "batch_size: got 32, expected at most 5",
+            ),
+            (
+                SOME,
+                {"runtime": "processes"},
+                SettingsError,
+                IN_PROCESSES,
+            ),
+            (lambda n: [], {"visible_units": "auto"}, SettingsError, UNKNOWN_UNITS),
+            (Minibatches(SOME), {"visible_units": "auto"}, SettingsError, UNKNOWN_UNITS),
         ],
     )
-    def test_what_gives_no_examples_is_refused(self, X, error, message):
+    def test_what_cannot_be_trained_on_as_it_is_asked_is_refused(self, X, options, error, message):
         with pytest.raises(error, match=f"^{message}"):
-            pretrain(X, **STREAM)
-
-    def test_another_process_takes_none(self):
-        X = Minibatches(in_order(example_rows("float32")), n_examples=ROWS)
-        with pytest.raises(SettingsError, match="runtime: got processes with an iterable as X"):
-            pretrain(X, runtime="processes", **STREAM)
-
-    def test_whole_epochs_take_none(self):
-        with pytest.raises(DataError, match="got Pairs with handoff epoch, expected an array"):
-            pretrain(Pairs(example_rows("float32"), 10), **{**STREAM, "handoff": "epoch"})
+            pretrain(X, **{**STREAM, **options})
 
     @pytest.mark.parametrize(
         ("source", "n", "message"),
@@ -193,11 +209,6 @@ class TestIterable:
     def test_wrong_arguments_are_refused(self, source, n, message):
         with pytest.raises(DataError, match=f"^{message}"):
             Minibatches(source, n_examples=n)
-
-    @pytest.mark.parametrize("X", [lambda number: [], Minibatches([np.zeros((2, 3))])])
-    def test_units_that_suit_its_columns_are_refused(self, X):
-        with pytest.raises(SettingsError, match=r"^visible_units: got auto with an iterable, "):
-            pretrain(X, layers=[3, 2], handoff="minibatch", visible_units="auto")
 
 
 class TestBlocking(Blocking):

@@ -3,7 +3,6 @@
 from signal import SIGINT, raise_signal
 
 import numpy as np
-import pandas as pd
 import pytest
 from commandline import exit_status
 
@@ -61,20 +60,19 @@ class TestRowsOfAnyType:
     def test_bytes_that_were_divided_are_not_divided_again(self):
         same(trained_on(BYTES), BYTES[1:] / np.float32(255), BYTES[1:])
 
-    def test_of_a_list_and_of_a_frame(self):
+    def test_of_a_list_and_of_a_frame(self, pandas):
         stack = trained_on(BYTES)
         same(stack, BYTES.astype(int).tolist(), BYTES)
-        same(stack, pd.DataFrame(BYTES), BYTES)
+        same(stack, pandas.DataFrame(BYTES), BYTES)
 
     @pytest.mark.parametrize("kind", ["UInt8", "Int64", "Float64", "uint8", "float32"])
-    def test_of_a_stack_trained_on_a_frame(self, kind):
-        frame = pd.DataFrame(BYTES, columns=list("abcdef"))
+    def test_of_a_stack_trained_on_a_frame(self, pandas, kind):
+        frame = pandas.DataFrame(BYTES, columns=list("abcdef"))
         stack = trained_on(frame)
         same(stack, frame.astype(kind), frame)
         same(stack, BYTES, frame)
 
-    def test_of_a_sparse_matrix(self):
-        sparse = pytest.importorskip("scipy.sparse")
+    def test_of_a_sparse_matrix(self, sparse):
         stack = trained_on(BYTES)
         codes = stack.encode(sparse.csr_array(BYTES.astype("f4")))  # by sums in another order
         np.testing.assert_allclose(codes, stack.encode(BYTES), rtol=1e-6)
@@ -172,10 +170,13 @@ class TestEveryDoor:
         assert mixed.meaning == Meaning("bytes")
         assert mixed.parameters_sha256 == pretrain(Minibatches([BYTES]), **STREAM).parameters_sha256
 
-    def test_a_mapped_file_that_is_streamed(self, tmp_path):
-        np.save(tmp_path / "x.npy", BYTES.astype("f4"))
+    @pytest.mark.parametrize(("dtype", "meaning"), [("u1", "bytes"), ("f4", "numbers")])
+    def test_a_mapped_file_that_is_streamed(self, tmp_path, dtype, meaning):
+        np.save(tmp_path / "x.npy", BYTES.astype(dtype))
         X = np.load(tmp_path / "x.npy", mmap_mode="r")
-        same(pretrain(X, visible_units="gaussian", **STREAM), BYTES, BYTES.astype("f4"))
+        stack = pretrain(X, visible_units="gaussian", **STREAM)
+        assert stack.meaning == Meaning(meaning)
+        same(stack, BYTES, BYTES.astype("f4"))
 
     @pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
     def test_an_estimator_of_a_stack_trained_on_bytes(self, dtype):
@@ -206,11 +207,15 @@ class TestEveryDoor:
         assert meaning_in({"bytes": "numbers"}) == Meaning("numbers")
 
 
+def run_of(file, out, *options):
+    own = ("--data", file, "--epochs", 1, "--out", out, "--quiet")
+    assert not exit_status("train", *own, *options)
+    return out
+
+
 def run_on(folder, X, *options):
     np.save(folder / "own.npy", X)
-    own = ("--data", folder / "own.npy", "--layers", "6,4", "--epochs", 1, "--quiet")
-    assert not exit_status("train", *own, *options, "--out", folder / "run")
-    return folder / "run"
+    return run_of(folder / "own.npy", folder / "run", "--layers", "6,4", *options)
 
 
 def codes_of(run, file):
@@ -265,12 +270,10 @@ class TestCommandLine:
             np.savez(tmp_path / "own.npz", X=BYTES[:20].astype("f4"), y=np.arange(20) % 2)
             np.save(tmp_path / "more.npy", BYTES[20:50].astype(dtype))
             np.save(tmp_path / "test.npy", BYTES[50:].astype(dtype))
-            assert not exit_status(
-                *("train", "--data", tmp_path / "own.npz", "--unlabelled", tmp_path / "more.npy"),
-                *("--test", tmp_path / "test.npy", "--layers", "6,4", "--visible-units"),
-                *("gaussian", "--epochs", 1, "--out", tmp_path / dtype, "--quiet"),
-            )
-            found.append(load(tmp_path / dtype).parameters_sha256)
+            parts = ("--unlabelled", tmp_path / "more.npy", "--test", tmp_path / "test.npy")
+            how = ("--layers", "6,4", "--visible-units", "gaussian")
+            run = run_of(tmp_path / "own.npz", tmp_path / dtype, *parts, *how)
+            found.append(load(run).parameters_sha256)
         assert found[0] == found[1]
 
     def test_fine_tuning_of_a_run(self, tmp_path):
@@ -305,10 +308,10 @@ class TestColumnsWithALargeOffset:
         codes = centred.encode(TIMES - TIMES.mean(axis=0))
         np.testing.assert_allclose(stack.encode(TIMES), codes, atol=1e-3)
 
-    @pytest.mark.parametrize("make", [np.asarray, pd.DataFrame, lambda X: X.tolist()])
-    def test_in_arrays_frames_and_lists(self, stack, make):
-        np.testing.assert_array_equal(stack.encode(make(TIMES)), stack.encode(TIMES))
-        np.testing.assert_allclose(stack.encode(make(TIMES[:1])), stack.encode(TIMES)[:1], 1e-5)
+    def test_in_arrays_frames_and_lists(self, stack, pandas):
+        for make in (np.asarray, pandas.DataFrame, lambda X: X.tolist()):
+            np.testing.assert_array_equal(stack.encode(make(TIMES)), stack.encode(TIMES))
+            np.testing.assert_allclose(stack.encode(make(TIMES[:1])), stack.encode(TIMES)[:1], 1e-5)
 
     def test_decoding_gives_it_back(self, stack):
         made = stack.decode(stack.encode(TIMES))
@@ -316,10 +319,10 @@ class TestColumnsWithALargeOffset:
         assert np.abs(made[:, 0] - TIMES[:, 0]).max() < 200
         assert len(np.unique(made[:, 0])) > 50
 
-    def test_whole_numbers_and_a_frame(self):
+    def test_whole_numbers_and_a_frame(self, pandas):
         X = np.hstack([SECONDS, 2 * SECONDS]).astype("i8")
         assert np.ptp(trained_on(X).prepared(X), axis=0).min() > 2
-        frame = pd.DataFrame(TIMES, columns=["time", "a", "b"])
+        frame = pandas.DataFrame(TIMES, columns=["time", "a", "b"])
         assert len(np.unique(trained_on(frame).prepared(frame)[:, 0])) > 50
 
     def test_other_columns_keep_their_bits(self):
@@ -346,11 +349,8 @@ class TestColumnsWithALargeOffset:
         np.savetxt(tmp_path / "x.csv", TIMES, delimiter=",", fmt="%.6f")
         found = []
         for name in ("x.npy", "x.csv"):
-            run = tmp_path / name[2:]
-            assert not exit_status(
-                *("train", "--data", tmp_path / name, "--hidden", 4, "--visible-units", "auto"),
-                *("--epochs", 1, "--out", run, "--quiet"),
-            )
+            how = ("--hidden", 4, "--visible-units", "auto")
+            run = run_of(tmp_path / name, tmp_path / name[2:], *how)
             found.append(codes_of(run, tmp_path / name))
             assert len(np.unique(found[-1].round(4), axis=0)) > 100
             np.testing.assert_allclose(load(run).encode(TIMES), found[-1], atol=1e-6)

@@ -12,6 +12,7 @@ from syncpretrain.errors import DataError, SettingsError
 from syncpretrain.events import EpochFinished, Notice
 from syncpretrain.kernels.conditions import is_missing, known_means
 from syncpretrain.learners.autoencoder import Autoencoder
+from syncpretrain.learners.early_stopping import EarlyStopping
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.layer import DenseLayer
@@ -123,11 +124,21 @@ def test_codes_and_energies_leave_missing_values_out(units):
 @pytest.mark.parametrize(
     ("model", "metric"), [("rbm", "free-energy-gap"), ("autoencoder", "validation-error")]
 )
-def test_early_stopping_judges_known_values(model, metric):
+def test_early_stopping_judges_known_values(monkeypatch, model, metric):
+    judged, stops = [], EarlyStopping.stops
+    monkeypatch.setattr(EarlyStopping, "stops", lambda *own: judged.append(own) or stops(*own))
     X = with_holes(rows())
-    options = {"epochs": 3, "batch_size": 8, "validation": X[:10]}
-    options |= {"model": model, "early_stopping": metric}
-    assert pretrain(X, layers=[6, 3], **options).info["epochs"][0] <= 3
+    options = {"epochs": 1, "batch_size": 8, "validation": X[:10], "runtime": "serial"}
+    options |= {"model": model, "early_stopping": metric, "visible_units": "gaussian"}
+    pretrain(X, layers=[6, 3], learning_rate=0.1, **options)
+    stopping, layer, *parts = judged[0]
+    if model == "rbm":
+        train, held_out = (free_energy(layer, part, missing=True).mean() for part in parts)
+        expected = held_out - train
+    else:
+        away = (parts[1] - layer.reconstruct(parts[1])) * ~is_missing(parts[1])
+        expected = np.square(away).sum() / 10
+    assert stopping.state[0] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,6 @@ SMALL = {"hidden": (12, 6), "workers": 1, "random_state": 0}
 MEMBERS = ["network", "guesses", "linear", "kernel", "trees", "boosting"]
 
 
-def kinds(rows=200, columns=30, seed=0):
-    """Return zeros and ones of two kinds of rows, half of whose columns tell them apart."""
-    draw = np.random.default_rng(seed)
-    y = draw.integers(2, size=rows)
-    shares = np.where(np.arange(columns) % 2, 0.5, np.where(y[:, None], 0.9, 0.1))
-    return (draw.random((rows, columns)) < shares).astype(float), y
-
-
 def classifier(*hidden, **own):
     return DBNClassifier(**({"hidden": hidden, "workers": 1, "random_state": 0} | own))
 
@@ -45,7 +37,11 @@ def some(y, step=10):
     return np.where(np.arange(len(y)) % step == 0, y, -1)
 
 
-BITS, KINDS = kinds()
+# Zeros and ones of two kinds of rows, half of whose columns tell them apart.
+DRAW = np.random.default_rng(0)
+KINDS = DRAW.integers(2, size=200)
+SHARES = np.where(np.arange(30) % 2, 0.5, np.where(KINDS[:, None], 0.9, 0.1))
+BITS = (DRAW.random((200, 30)) < SHARES).astype(float)
 PIXELS = np.round(BITS * 16 * RNG.random(BITS.shape) ** 0.2)
 MEASURED = BITS + RNG.normal(size=BITS.shape)
 
@@ -147,9 +143,9 @@ def test_when_labels_are_few(rows, labels, expected):
     assert fit_choices.are_few(rows, labels) is expected
 
 
-def stripes(rows=400, seed=0):
+def stripes(rows=400):
     """Return two long clusters side by side, their classes, and labels of four rows."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     y, along = draw.integers(2, size=rows), draw.uniform(-3, 3, rows)
     X = np.stack([along, 2 * y - 1 + draw.normal(0, 0.2, rows), 0.1 * along], axis=1)
     labels = np.full(rows, -1)
@@ -172,14 +168,6 @@ def steps(monkeypatch):
 @pytest.fixture
 def quick(steps):
     steps(10)
-
-
-def ball(rows=600, columns=7, labels=80, seed=0):
-    """Return one cluster that a sphere cuts into two classes, and labels of some rows."""
-    X = np.random.default_rng(seed).normal(size=(rows, columns))
-    far = np.square(X).sum(axis=1)
-    y = (far > np.median(far)).astype(int)
-    return X, y, np.where(np.arange(rows) < labels, y, -1)
 
 
 class TestCommittee:
@@ -306,7 +294,10 @@ class TestCommittee:
         assert np.isfinite(model.predict_proba(X)).all()
 
     def test_guesses_count_little_where_classes_part_inside_of_a_cluster(self):
-        X, y, labels = ball()
+        X = np.random.default_rng(0).normal(size=(600, 7))
+        far = np.square(X).sum(axis=1)
+        y = (far > np.median(far)).astype(int)  # a sphere cuts the cluster into two classes
+        labels = np.where(np.arange(600) < 80, y, -1)
         model = classifier(32, 32).fit(X, labels)
         others = sum(model.teachers_.values()) - model.teachers_["guesses"]
         assert model.teachers_["guesses"] < 0.5 * others

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from estimatorkinds import ESTIMATORS, DBNClassifier, DBNRegressor, StackedRBM
+from largerdata import mapped
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_blobs
 
@@ -89,9 +90,9 @@ class TestWarmStart:
 @pytest.mark.parametrize(
     ("own", "match"),
     [
-        ({"finetune_epochs": -1}, "epochs: got -1"),
+        ({"finetune_epochs": -1}, "^finetune_epochs: got -1"),
         ({"settings": {"finetune_foo": 1}}, "foo: there is no such setting"),
-        ({"settings": {"finetune_dropout": 2}}, "dropout: got 2"),
+        ({"settings": {"finetune_dropout": 2}}, "^finetune_dropout: got 2"),
         ({"settings": 3}, "settings: got 3, expected names and values"),
     ],
 )
@@ -107,15 +108,10 @@ IMAGES = np.random.default_rng(1).integers(17, size=(100, 36)) / 16
 CODED = {**SMALL, "hidden": (6,)}
 
 
-def mapped(X, tmp_path):
-    np.save(tmp_path / "rows.npy", X)
-    return np.load(tmp_path / "rows.npy", mmap_mode="r")
-
-
 def check_tuned(stack, X, tmp_path):
-    """Check that bytes, the same numbers, and a mapped file tune a stack alike."""
-    options = {"epochs": 1, "batch_size": 10, "blas_threads": 1}
-    forms = (X, X.astype(float), mapped(X, tmp_path))
+    """Check that bytes, the same numbers, and a file that stays mapped tune a stack alike."""
+    options = {"epochs": 1, "batch_size": 10, "blas_threads": 1, "backend": "numpy"}
+    forms = (X, X.astype(float), mapped(tmp_path, X))
     stacks = [finetune(stack, rows, LABELS, **options) for rows in forms]
     assert len({tuned.parameters_sha256 for tuned in stacks}) == 1
 
@@ -126,7 +122,7 @@ class TestBytes:
         fitted = DBNClassifier(**CODED, finetune_epochs=2).fit(X, LABELS)
         expected = fitted.predict_proba(X.astype(float))
         assert_array_equal(fitted.predict_proba(X), expected)
-        for rows in (X, X.astype(float), mapped(X, tmp_path)):
+        for rows in (X, X.astype(float), mapped(tmp_path, X)):
             assert_allclose(saved(fitted.stack_, tmp_path).predict_proba(rows), expected, atol=1e-6)
 
     @pytest.mark.parametrize("method", ["fit", "partial_fit"])

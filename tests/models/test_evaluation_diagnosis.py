@@ -10,7 +10,7 @@ from syncpretrain.data.scaling import Scaling
 from syncpretrain.kernels.activations import affine
 from syncpretrain.models.diagnosis import diagnose_layers, stack_error
 from syncpretrain.models.likelihood import free_energy, log_z
-from syncpretrain.models.stack import DenseLayer, Stack
+from syncpretrain.models.stack import Stack
 
 NONE = np.empty((0, 6), dtype=np.float32)
 RBM_FIGURES = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
@@ -18,15 +18,10 @@ RBM_FIGURES = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood"
 
 @pytest.fixture
 def stack() -> Stack:
-    draws = np.random.default_rng(0)
-
-    def layer(visible: int, hidden: int) -> DenseLayer:
-        weight = draws.normal(size=(visible, hidden)).astype(np.float32)
-        bias = np.zeros(hidden, dtype=np.float32)
-        bias[:2] = 50, -50  # one is on whatever comes, one is off
-        return DenseLayer(weight, bias, np.zeros(visible, dtype=np.float32))
-
-    return Stack((layer(6, 5), layer(5, 4)))
+    found = normal_stack((6, 5, 4))
+    for layer in found.layers:
+        layer.hidden_bias[:2] = 50, -50  # one is on whatever comes, one is off
+    return found
 
 
 @pytest.fixture

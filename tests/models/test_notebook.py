@@ -6,6 +6,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -29,21 +30,6 @@ def test_a_head_has_an_empty_cell(bits):
     assert len({row.count("<td>") for row in rows}) == 1
 
 
-class Output:
-    """A stand-in for the widget in which output is redrawn."""
-
-    cleared = 0
-
-    def clear_output(self, *, wait: bool) -> None:
-        Output.cleared += 1
-
-    def __enter__(self) -> Output:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
 @pytest.fixture
 def displayed(monkeypatch):
     """Let rich see a notebook; return what is displayed in it."""
@@ -57,24 +43,24 @@ def displayed(monkeypatch):
 
     module("IPython")
     module("IPython.display", display=shown.append)
-    module("ipywidgets", Output=Output)
+    module("ipywidgets", Output=MagicMock)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setattr(Output, "cleared", 0)
     return shown
 
 
 def test_progress_is_redrawn_in_a_widget(bits, displayed):
     pretrain(bits, layers=[16, 9, 4], epochs=2, verbose=True)
-    assert any(isinstance(found, Output) for found in displayed)
-    assert Output.cleared > 1
-    texts = [found.text for found in displayed if hasattr(found, "text")]
+    (widget,) = (found for found in displayed if isinstance(found, MagicMock))
+    assert widget.clear_output.call_count > 1
+    widget.clear_output.assert_called_with(wait=True)
+    texts = [found.text for found in displayed if found is not widget and hasattr(found, "text")]
     assert any("layer 2" in text for text in texts)
 
 
 def test_without_widgets_it_is_lines(bits, displayed, monkeypatch, recwarn):
     monkeypatch.setattr("syncpretrain.observers.find_spec", lambda name: None)
     pretrain(bits, layers=[16, 9], epochs=2, verbose=True)
-    assert not any(isinstance(found, Output) for found in displayed)
+    assert not any(isinstance(found, MagicMock) for found in displayed)
     assert not recwarn.list
     texts = [found.text for found in displayed if hasattr(found, "text")]
     assert any("layer 1  epoch 2/2" in text for text in texts)

@@ -10,6 +10,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from binaryunits import states
+from randomstacks import normal_stack
 from scipy.stats import chi2
 
 from syncpretrain.data.scaling import Scaling
@@ -167,11 +168,7 @@ def chi_square(counts: np.ndarray, p: np.ndarray) -> float:
 
 @pytest.mark.parametrize("start", [None, np.ones((20_000, 4), np.float32)], ids=["noise", "data"])
 def test_three_levels_have_the_frequencies_of_their_rbms(start):
-    draws = np.random.default_rng(5)
-    layers = [
-        DenseLayer(*(np.float32(1.5 * draws.normal(size=s)) for s in ((v, h), (h,), (v,))))
-        for v, h in ((4, 3), (3, 2), (2, 2))
-    ]
+    layers = normal_stack((4, 3, 2, 2), scale=1.5, seed=5).layers
     options = {"level": 1, "method": "stacked", "count": 20_000}
     chains = gibbs.started(layers, start, **options, draws=generator(3, Purpose.SAMPLE))
     for _ in range(60):
@@ -228,6 +225,7 @@ def test_samples_are_saved_and_repeat(tmp_path):
     np.testing.assert_array_equal(stack.sample(5, **options), found)
     assert (found.reshape(5, 2, 3).sum(axis=2) == 1).all(), "one choice a group"
     np.testing.assert_array_equal(stack.sample(5, **options, start="noise"), found)
+    assert (stack.sample(5, **options | {"seed": 5}) != found).any()
 
 
 RELU = DenseLayer(*(np.zeros(x, np.float32) for x in ((3, 2), (2,), (3,))), hidden_units="relu")
@@ -281,27 +279,10 @@ def test_float32_loses_nothing_that_an_acceptance_needs():
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
 
 
-VISIBLE, HIDDEN = 5, 4
-
-
-def make_layer(visible: int = VISIBLE, hidden: int = HIDDEN, *, seed: int = 0) -> DenseLayer:
-    draws = np.random.default_rng(seed)
-    shapes = ((visible, hidden), (hidden,), (visible,))
-    return DenseLayer(*(draws.normal(size=shape).astype(np.float32) for shape in shapes))
-
-
-@pytest.mark.parametrize("start", [None, np.ones((4000, VISIBLE))])
-def test_long_chains_have_the_means_of_the_rbm(start):
-    layer = make_layer()
-    samples = Stack((layer,)).sample(4000, steps=60, start=start)
-    means = marginal(layer) @ states(VISIBLE)
-    # A probability lies in [0, 1], so that its standard deviation is 1/2 at most.
-    np.testing.assert_allclose(samples.mean(axis=0), means, atol=5 * 0.5 / np.sqrt(4000))
-
-
 @pytest.mark.parametrize("model", ["rbm", "autoencoder"])
 def test_the_top_dreams_and_the_layers_below_decode(model):
-    lower, top = replace(make_layer(7, VISIBLE, seed=1), model=model), make_layer()
+    lower, top = normal_stack((7, 5, 4)).layers
+    lower = replace(lower, model=model)
     dreams = Stack((top,)).sample(6, steps=5)
     expected = 1 / (1 + np.exp(-(dreams @ lower.weight.T + lower.visible_bias)))
     np.testing.assert_allclose(Stack((lower, top)).sample(6, steps=5), expected, rtol=1e-5)
@@ -311,12 +292,6 @@ def test_a_chain_remembers_its_start():
     stiff = DenseLayer(*(np.float32(x) for x in (200 * np.eye(4), [-100] * 4, [-100] * 4)))
     start = np.eye(4, dtype=np.float32)
     np.testing.assert_allclose(Stack((stiff,)).sample(4, steps=9, start=start), start, atol=1e-6)
-
-
-def test_the_seed_decides():
-    stack = Stack((make_layer(),))
-    np.testing.assert_array_equal(stack.sample(3, steps=4), stack.sample(3, steps=4))
-    assert (stack.sample(3, steps=4, seed=1) != stack.sample(3, steps=4)).any()
 
 
 def test_gaussian_dreams_have_the_mean_of_the_rbm_in_data_units():

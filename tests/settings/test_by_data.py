@@ -23,6 +23,7 @@ from syncpretrain.settings.by_data import Facts, Given, in_words
 from syncpretrain.settings.sections import preset_path
 
 MNIST = (784, 1000, 500, 250, 30)
+STREAM = {"handoff": "minibatch"}
 
 
 def chosen(facts, layers=(16, 8), **options):
@@ -198,15 +199,12 @@ class TestPython:
             ({"hiden": 3}, "^hiden: there is no such setting; did you mean hidden\\?"),
             ({"hidden": 3, "epoch": 3}, "^epoch: there is no such setting; did you mean epochs\\?"),
             ({"hidden": 3, "n_jobs": 2}, "^n_jobs: there is no such .* did you mean workers\\?"),
+            ({"X": iter([]), "hidden": 3, **STREAM}, "^hidden: got it with an iterable"),
         ],
     )
     def test_wrong_arguments(self, arguments, match):
         with pytest.raises(errors.SettingsError, match=match):
-            pretrain(table(), **arguments)
-
-    def test_an_iterable_has_no_width(self):
-        with pytest.raises(errors.SettingsError, match=r"^hidden: got it with an iterable"):
-            pretrain(iter([table()]), hidden=3, handoff="minibatch")
+            pretrain(**{"X": table(), **arguments})
 
     def test_a_wrong_argument_of_finetune(self):
         stack = pretrain(table(), hidden=3, epochs=1)
@@ -301,7 +299,7 @@ class TestResume:
         with pytest.raises(errors.RunInterrupted):
             pretrain(table(), observers=[stop], resume=folder, **(RESUMED | others))
 
-    @pytest.mark.parametrize("others", [{}, {"handoff": "minibatch"}])
+    @pytest.mark.parametrize("others", [{}, STREAM])
     def test_the_same_call_goes_on_to_the_same_bits(self, tmp_path, others):
         options, events = RESUMED | others, []
         expected = pretrain(table(), **options).parameters_sha256
@@ -317,7 +315,7 @@ class TestResume:
             ({"seed": 2}, "seed"),
             ({"learning_rate": 0.2}, "learning_rate"),
             ({"hidden": [6]}, "layers"),
-            ({"handoff": "minibatch"}, "handoff"),
+            (STREAM, "handoff"),
             ({"schedule": "async"}, "schedule"),
         ],
     )

@@ -179,10 +179,13 @@ class TestDefaults:
         assert all(getattr(found, n) in (v, tuple(np.atleast_1d(v))) for n, v in given.items())
 
 
-OTHER_UNITS = "pseudo-likelihood with visible units that are not bernoulli"
+PSEUDO, GAP = ({"early_stopping": name} for name in ("pseudo-likelihood", "free-energy-gap"))
+OTHER_UNITS = "early_stopping: got pseudo-likelihood with visible units that are not bernoulli"
 LINEAR_CODE = {"hidden_units": ["bernoulli", "gaussian"], "sparsity_cost": [0, 0.1]}
+TUNED_MOMENTUM = {"finetune": {"momentum": 0.9}}
+SQUARED_CLASSES = {"objective": "classification", "loss": "squared"}
 NUMBERS = {"objective": "regression", "loss": "cross-entropy"}
-BY_TIMING = "a metric with finish first-layer in lockstep"
+BY_TIMING = "early_stopping: got a metric with finish first-layer in lockstep"
 
 
 class TestRefusals:
@@ -225,11 +228,27 @@ class TestRefusals:
                 )
             ),
             (LINEAR_CODE, "sparsity_cost: got a cost for gaussian hidden units"),
+            ({"early_stopping": "x"}, "early_stopping: got 'x', expected none or"),
+            (PSEUDO | {"visible_units": "gaussian"}, OTHER_UNITS),
+            (PSEUDO | {"hidden_units": ["relu", "bernoulli"]}, OTHER_UNITS),
+            (GAP | {"finish": "first-layer"}, BY_TIMING),
+            (GAP | {"finish": "first-layer", "schedule": "rounds"}, BY_TIMING),
+            (GAP | {"model": "denoising"}, "early_stopping: got free-energy-gap with model deno"),
+            ({"finetune": {"objective": "x"}}, "finetune_objective: got 'x', expected none or"),
+            ({"finetune": {"learning_rate": np.inf}}, "finetune_learning_rate: got inf, expected"),
+            ({"finetune": {"weight_decay": np.inf}}, "finetune_weight_decay: got inf, expected"),
+            (TUNED_MOMENTUM, "finetune_momentum: got momentum with optimizer adam"),
+            ({"finetune": SQUARED_CLASSES}, "finetune_loss: got squared for classes"),
+            ({"finetune": NUMBERS}, "finetune_loss: got cross-entropy for numbers"),
+            ({"layers": ()}, "layers: got nothing, expected two numbers or more"),
+            ({"layers": (64, 10**30)}, f"layers: got {10**30} units, expected at most"),
+            ({"layers": 64}, "layers: got 64, expected a list"),
+            ({"layers": (64, "x")}, "layers: got 'x', expected a whole number"),
         ],
     )
     def test_a_wrong_value_is_named(self, given, message):
         with refused(message):
-            settings_from(LAYERS, **given)
+            settings_from(**{"layers": LAYERS, **given})
 
     @pytest.mark.parametrize(
         ("model", "name", "value", "got"),
@@ -246,49 +265,6 @@ class TestRefusals:
     def test_what_a_model_ignores_is_refused(self, model, name, value, got):
         with refused(f"{name}: got {got} with model {model}, which ignores it"):
             settings_from(LAYERS, model=model, **{name: value})
-
-    @pytest.mark.parametrize(
-        ("metric", "others", "message"),
-        [
-            ("x", {}, "'x', expected none or"),
-            ("pseudo-likelihood", {"visible_units": "gaussian"}, OTHER_UNITS),
-            ("pseudo-likelihood", {"hidden_units": ["relu", "bernoulli"]}, OTHER_UNITS),
-            ("free-energy-gap", {"finish": "first-layer"}, BY_TIMING),
-            ("free-energy-gap", {"finish": "first-layer", "schedule": "rounds"}, BY_TIMING),
-            ("free-energy-gap", {"model": "denoising"}, "free-energy-gap with model denoising"),
-        ],
-    )
-    def test_early_stopping(self, metric, others, message):
-        with refused(f"early_stopping: got {message}"):
-            settings_from(LAYERS, early_stopping=metric, **others)
-
-    @pytest.mark.parametrize(
-        ("given", "message"),
-        [
-            ({"objective": "x"}, "objective: got 'x', expected none or"),
-            ({"learning_rate": np.inf}, "learning_rate: got inf, expected"),
-            ({"weight_decay": np.inf}, "weight_decay: got inf, expected"),
-            ({"momentum": 0.9}, "momentum: got momentum with optimizer adam"),
-            ({"objective": "classification", "loss": "squared"}, "loss: got squared for classes"),
-            (NUMBERS, "loss: got cross-entropy for numbers"),
-        ],
-    )
-    def test_fine_tuning(self, given, message):
-        with refused(f"finetune_{message}"):
-            settings_from(LAYERS, finetune=given)
-
-    @pytest.mark.parametrize(
-        ("layers", "message"),
-        [
-            ((), "layers: got nothing, expected two numbers or more"),
-            ((64, 10**30), "layers: got 1000000000000000000000000000000 units, expected at most"),
-            (64, "layers: got 64, expected a list"),
-            ((64, "x"), "layers: got 'x', expected a whole number"),
-        ],
-    )
-    def test_wrong_layers_are_named(self, layers, message):
-        with refused(message):
-            settings_from(layers)
 
     def test_a_setting_without_a_default_is_asked_for(self):
         with refused("layers: got nothing, expected a value"):
