@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import signal
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,6 @@ from syncpretrain.events import (
     RunFinished,
 )
 from syncpretrain.finetuning.prepared import Finetuning
-from syncpretrain.observers.history import ErrorCurve
 from syncpretrain.plot.course import curves_of
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME
@@ -265,15 +263,6 @@ def test_a_fine_tuning_from_before_there_were_curves_goes_on(bits):
     whole = fine_tuned(bits, saved=saved)
     resumed = fine_tuned(bits, resume=replace(saved[0], curve=None))
     assert resumed.history.finetune.train == whole.history.finetune.train[1:]
-
-
-def test_an_error_that_is_no_number_survives_a_state(bits, tmp_path):
-    saved = []
-    fine_tuned(bits, saved=saved)
-    curve = ErrorCurve([0.1, math.inf, 1 / 3], [math.nan])
-    FINETUNE_STATE.write(tmp_path / "state", replace(saved[0], curve=curve), {"name": "nan"})
-    read = FINETUNE_STATE.read(tmp_path / "state", lambda run: run["name"] == "nan" or 1 / 0)
-    assert str(read.curve) == str(curve)
 
 
 def test_a_run_that_is_over_or_none_is_not_resumed(tmp_path, bits):
