@@ -193,10 +193,6 @@ class TestSettings:
         with pytest.raises(SettingsError, match=f"^{message}"):
             settings_from(LAYERS, **{"handoff": "minibatch", **options})
 
-    def test_a_replay_is_refused(self, bits):
-        with pytest.raises(SettingsError, match=r"^replay: got one with handoff minibatch"):
-            pretrain(bits, layers=LAYERS, handoff="minibatch", replay=((0,), (1,), (1,)))
-
 
 @pytest.mark.parametrize(
     ("own", "options", "expected"),
