@@ -139,23 +139,21 @@ def test_an_exception_in_one_member_is_told_to_all_others():
 
 def test_an_update_that_fails_breaks_the_barrier_even_if_its_member_goes_on():
     def work(handle):
-        def update(*_):
-            if handle is first:
-                raise ZeroDivisionError
-
         with handle as worker:
+
+            def update(*_):
+                if worker.rank == 0:
+                    raise ZeroDivisionError
+
             try:
                 worker.average(update)
             except ZeroDivisionError:
                 worker.average(lambda *_: None)
 
     with GradientAverager([(50,)], shards=2, workers=2, timeout=SECONDS) as averager:
-        first, second = averager.worker(0), averager.worker(1)
-        with ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(work, handle) for handle in (first, second)]
-            for future in futures:
-                with pytest.raises(AveragingError, match=r"^rank 0 .* failed: ZeroDivisionError$"):
-                    future.result(SECONDS)
+        for error in together(averager, 2, work):
+            assert isinstance(error, AveragingError)
+            assert re.fullmatch("rank 0 .* failed: ZeroDivisionError", str(error))
 
 
 def test_who_leaves_while_others_still_wait_is_named():
