@@ -24,7 +24,6 @@ from syncpretrain.cluster.transport import Beat, Naps, Peers, Transport
 from syncpretrain.errors import SettingsError, WorkerError
 from syncpretrain.parallel.barrier import ended
 from syncpretrain.parallel.timeouts import Timeouts
-from syncpretrain.workers.ranks.placement import ranks_of_layers
 
 WAIT = 20.0
 PORT = (1, "things")
@@ -54,20 +53,6 @@ def transports(size):
 )
 def test_the_place_in_a_job_follows_from_the_launchers_environment(environment, place):
     assert launched(environment) == place
-
-
-@pytest.mark.parametrize(
-    ("widths", "size", "ranks"),
-    [
-        ((784, 1000, 500, 250, 30), 5, {1: 1, 2: 2, 3: 3, 4: 4}),
-        ((784, 1000, 500, 250, 30), 9, {1: 1, 2: 2, 3: 3, 4: 4}),
-        ((784, 1000, 500, 250, 30), 3, {1: 1, 2: 2, 3: 2, 4: 2}),
-        ((10, 10, 100, 10, 100), 3, {2: 1, 3: 2, 4: 1, 1: 2}),
-        ((8, 4, 2), 2, {1: 1, 2: 1}),
-    ],
-)
-def test_heavy_layers_are_spread(widths, size, ranks):
-    assert ranks_of_layers(widths, size) == ranks
 
 
 def test_large_arrays_are_not_copied_into_the_envelope():
@@ -215,6 +200,17 @@ def test_who_is_missing_is_told_and_then_an_error(monkeypatch, capsys):
         with pytest.raises(WorkerError, match=r"^rank 2 did not come within 0.1 s, to the same"):
             Membership(first).gather(0.1)
     assert "waiting for rank " in capsys.readouterr().err
+
+
+def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
+    def refuse(pid):
+        raise OSError("not implemented")
+
+    monkeypatch.setattr(job.os, "pidfd_open", refuse)
+    alone = job.Witness(job.new_address())
+    assert alone.address is None, "so that no rank waits for it"
+    alone.watch(1, "nobody")
+    alone.close()
 
 
 def test_only_rank_0_leads():

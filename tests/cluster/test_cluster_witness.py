@@ -15,20 +15,9 @@ import pytest
 from syncpretrain.cluster import job, witness
 
 WAIT = 20.0
-needs_pidfd = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not job._has_pidfd(), reason="needs descriptors of processes, which Linux has"
 )
-
-
-def test_without_descriptors_of_processes_there_is_no_witness(monkeypatch):
-    def refuse(pid):
-        raise OSError("not implemented")
-
-    monkeypatch.setattr(job.os, "pidfd_open", refuse)
-    alone = job.Witness(job.new_address())
-    assert alone.address is None, "so that no rank waits for it"
-    alone.watch(1, "nobody")
-    alone.close()
 
 
 SEEN = """
@@ -63,7 +52,6 @@ def speaker(address):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@needs_pidfd
 @pytest.mark.parametrize("last", ["", "l", "a"])
 def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     """The second process is killed, or leaves as well, or ends the job."""
@@ -90,7 +78,6 @@ def test_the_witness_tells_of_who_dies_and_not_of_who_leaves(capfd, last):
     assert ("Error: second was killed" in told) == (not last), told
 
 
-@needs_pidfd
 @pytest.mark.parametrize("known", [["; go\non", ""], [""], ["", "; go\non"]])
 def test_the_witness_adds_how_to_go_on(known, capfd):
     """The newest words count, and an empty sentence takes them back."""
@@ -108,7 +95,6 @@ def test_the_witness_adds_how_to_go_on(known, capfd):
     assert capfd.readouterr().err == f"Error: second was killed by SIGKILL{known[-1]}\n"
 
 
-@needs_pidfd
 @pytest.mark.parametrize(("word", "said"), [("l", None), ("", "second was killed or has crashed")])
 def test_a_word_behind_the_first_look_explains_an_end(word, said):
     """A poll reads one descriptor after the other: the first one missed the word."""
@@ -129,7 +115,6 @@ def test_a_word_behind_the_first_look_explains_an_end(word, said):
         own._looks = real
 
 
-@needs_pidfd
 def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
     """Both are seen in one look: the second could not communicate with the first any more."""
     with watching() as (own, _):
@@ -140,7 +125,6 @@ def test_the_witness_names_a_process_that_ended_before_another_ends_the_job():
         assert own.wait() == "first was killed or has crashed"
 
 
-@needs_pidfd
 def test_the_witness_names_processes_in_the_order_of_their_ends():
     """All have ended before it looks, where the launcher is faster than it."""
     with watching() as (own, _):
@@ -165,7 +149,6 @@ sys.stdin.read()
 """
 
 
-@needs_pidfd
 def test_the_witness_learns_of_a_death_before_the_launcher():
     """Whose connection to the process was open before, here with a higher number."""
     name = f"syncpretrain-{secrets.token_hex(8)}"
@@ -193,7 +176,6 @@ def test_the_witness_learns_of_a_death_before_the_launcher():
         assert [own for own, _ in looks.poll(WAIT)] == [seen.fileno(), ours.fileno()]
 
 
-@needs_pidfd
 def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
     def answer():
         other, _ = listener.accept()
@@ -213,7 +195,6 @@ def test_a_rank_that_ends_the_job_waits_for_the_last_look_of_the_witness():
     job._seen.pop().close()
 
 
-@needs_pidfd
 def test_the_witness_names_a_process_that_ended_before_it_was_named(capfd):
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
     process.wait(WAIT)
@@ -251,7 +232,6 @@ def rank_of(own):
             process.kill()
 
 
-@needs_pidfd
 @pytest.mark.parametrize("place", [0, 1])
 def test_the_first_death_on_any_host_is_told_once(capfd, place):
     with two_hosts() as hosts, rank_of(hosts[0]) as near, rank_of(hosts[1]) as far:
@@ -266,7 +246,6 @@ def test_the_first_death_on_any_host_is_told_once(capfd, place):
     assert told.count("Error") == 1, told
 
 
-@needs_pidfd
 def test_a_rank_that_ends_the_job_silences_the_witnesses_of_all_hosts(capfd):
     with two_hosts() as (first, second), rank_of(first) as near:
         job.be_seen(second.address)
@@ -278,7 +257,6 @@ def test_a_rank_that_ends_the_job_silences_the_witnesses_of_all_hosts(capfd):
     assert capfd.readouterr().err == ""
 
 
-@needs_pidfd
 def test_the_witnesses_of_other_hosts_end_with_the_first_one(capfd):
     with two_hosts() as (first, second), rank_of(second) as far:
         first.close()
@@ -287,7 +265,6 @@ def test_the_witnesses_of_other_hosts_end_with_the_first_one(capfd):
     assert capfd.readouterr().err == ""
 
 
-@needs_pidfd
 @pytest.mark.parametrize("said", [b"wrong\nrank 1 was killed\n", b"x" * 100_000, b"", b"\xff\n!\n"])
 def test_strangers_are_not_listened_to(capfd, said):
     with two_hosts() as (first, second), rank_of(second) as far:
@@ -303,7 +280,6 @@ def test_strangers_are_not_listened_to(capfd, said):
     assert capfd.readouterr().err.startswith(f"Error: process {pid} was killed")
 
 
-@needs_pidfd
 def test_a_witness_that_cannot_reach_the_first_tells_by_itself(capfd):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]  # where nobody listens in a moment

@@ -35,7 +35,7 @@ def test_the_bits_are_those_of_one_thread(bits, alone, runtime, handoff, learner
     assert ended(bits, runtime, handoff, **options) == alone(runtime, handoff, **options)
 
 
-STOPPING = {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6, "blas_threads": 1}
+STOPPING = {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 12, "blas_threads": 1}
 # Layers of every kind of schedule stop at their own times.
 OF_SCHEDULES = {f"{name}, stopped early": {"schedule": name, **STOPPING} for name in SCHEDULES}
 EVERY = PLANS | {"epoch": PLANS["epoch"] | OF_SCHEDULES}
@@ -51,6 +51,8 @@ def test_every_kind_of_run_ends_the_same_with_any_number_of_workers(bits, alone,
         found = ended(bits, runtime, handoff, workers=1 + number % 4, **given)
         if found != alone(runtime, handoff, **given):
             differ.append(name)
+        if "early_stopping" in plan:
+            assert np.less(found.epochs, plan["epochs"]).any(), name
     assert not differ
 
 
@@ -126,11 +128,14 @@ def test_a_run_may_be_stopped_again_and_again(bits, alone, monkeypatch, handoff)
 
 
 @pytest.mark.parametrize("minibatches", [1, 5, 11, 16, 21])
+@pytest.mark.parametrize(
+    "own", [{}, {"delay_compensation": 0.5, "momentum": "0", "push_every": 1}], ids=["", "made up"]
+)
 @pytest.mark.parametrize("handoff", ASYNC)
 def test_replicas_in_turns_stopped_in_any_minibatch_go_on_to_the_same_bits(
-    bits, alone, monkeypatch, tmp_path, handoff, minibatches
+    bits, alone, monkeypatch, tmp_path, handoff, own, minibatches
 ):
-    plan = {"replicas": 4}  # so changes are 3 late
+    plan = {"replicas": 4, **own}  # so changes are 3 late
     state = state_after(bits, minibatches, monkeypatch, SERIAL, handoff, plan)
     STATES[handoff].write(tmp_path / "state", state, {})
     resume = STATES[handoff].read(tmp_path / "state")

@@ -84,23 +84,6 @@ def test_events_come_in_order(bits, runtime, handoff):
     assert all(seconds <= events[-1].seconds for seconds in events[-1].busy_seconds)
 
 
-STOPPING = {"epochs": 12, "patience": 1, "learning_rate": 0.5}
-
-
-@pytest.mark.parametrize(
-    "learner",
-    [
-        {"early_stopping": "pseudo-likelihood"},
-        {"early_stopping": "validation-error", "model": "denoising"},
-    ],
-)
-@runs_of(*STREAM, shared=False)
-def test_layers_that_learn_no_more_stop_at_the_same_epoch(bits, alone, runtime, handoff, learner):
-    found = ended(bits, runtime, handoff, **STOPPING, **learner)
-    assert found == alone(runtime, handoff, **STOPPING, **learner)
-    assert min(found.epochs) < 12
-
-
 @pytest.mark.parametrize("learner", ["rbm", "convolutional", "convolutional denoising"])
 @runs_of(*STREAM, shared=False)
 def test_a_layer_that_diverges_goes_back_with_half_its_rate(bits, alone, runtime, handoff, learner):

@@ -56,6 +56,8 @@ WITH_POOLS = {"layers": POOLED.format("")}
 CONVOLUTIONS = {f"convolutional {name}": WITH_POOLS | model for name, model in MODELS.items()}
 ROUNDED = {"precision": "bfloat16"}
 DENOISING = {"model": "denoising", "corruption": "masking:0.3", "tied": False}
+VALIDATED = {"model": "denoising", "early_stopping": "validation-error", "patience": 1}
+VALIDATED |= {"epochs": 12, "learning_rate": 0.5}
 BY_DRIFT = {"learning_rate": 0.3, "momentum": "0.5:2,0.9", "batch_size": 20}
 WAKING = {"epochs": (9, 2, 2), "refresh_epochs": (0, 2, 1), "refresh_when": "drift:0.2", **BY_DRIFT}
 SETTLING = {"epochs": "auto:20", "settle": (0.15, 0.2, 0.02), "refresh_epochs": 0, **BY_DRIFT}
@@ -93,7 +95,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         **KINDS,
         "weights": {"weights": tuple(i % 4 for i in range(200)), "cd_steps": 2},
         "weights and chains": {"weights": tuple(i % 3 for i in range(200)), **CHAINS, "shards": 2},
-        "validated": DENOISING | {"early_stopping": "validation-error", "patience": 1, "epochs": 6},
+        "validated": VALIDATED,
         "stopped early": {"early_stopping": "pseudo-likelihood", "patience": 1, "epochs": 6},
         "rounds": {"schedule": "rounds", "epochs": (4, 2, 1), "refresh_epochs": (0, 2, 1)},
         "rounds to the end of layer 1": {
@@ -114,6 +116,7 @@ PLANS: dict[str, dict[str, dict[str, Any]]] = {
         "no delay": {"epochs": (3, 1, 2), "delay": 0},
         "one epoch": {"epochs": (3, 1, 2), "delay": 1},
         "a long delay": {"epochs": (1, 2, 1), "delay": 1.5},
+        "validated": VALIDATED,
     },
 }
 # What several workers of a layer share.

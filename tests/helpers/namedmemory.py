@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-# Of tests that run at the same time: MPICH, the UCX below either MPI, semaphores, joblib.
-OTHERS = ("mpich_", "ucx_", "sem.", "joblib_")
+# Of tests that run at the same time: both MPIs, the UCX below either, semaphores, joblib.
+OTHERS = ("mpich_", "sm_segment.", "ucx_", "sem.", "joblib_")
 
 
 def named_memory() -> set[str]:

@@ -90,12 +90,6 @@ def test_reads_of_the_finished_epochs(path):
     assert read_reads(str(path)) == ((0, 0), (2,))
 
 
-def test_a_layer_without_a_finished_epoch_reads_nothing(tmp_path):
-    with EventLog(tmp_path / "log") as log:
-        log(STARTED)
-    assert read_reads(tmp_path / "log") == ((), ())
-
-
 def test_a_missing_file(tmp_path):
     with pytest.raises(ModelFileError, match="cannot read these events"):
         read_reads(tmp_path / "none.jsonl")

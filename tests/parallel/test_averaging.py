@@ -16,7 +16,7 @@ from averagedtraining import (
     train,
     trained,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from namedmemory import named_memory
 
@@ -139,23 +139,21 @@ def test_an_exception_in_one_member_is_told_to_all_others():
 
 def test_an_update_that_fails_breaks_the_barrier_even_if_its_member_goes_on():
     def work(handle):
-        def update(*_):
-            if handle is first:
-                raise ZeroDivisionError
-
         with handle as worker:
+
+            def update(*_):
+                if worker.rank == 0:
+                    raise ZeroDivisionError
+
             try:
                 worker.average(update)
             except ZeroDivisionError:
                 worker.average(lambda *_: None)
 
     with GradientAverager([(50,)], shards=2, workers=2, timeout=SECONDS) as averager:
-        first, second = averager.worker(0), averager.worker(1)
-        with ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(work, handle) for handle in (first, second)]
-            for future in futures:
-                with pytest.raises(AveragingError, match=r"^rank 0 .* failed: ZeroDivisionError$"):
-                    future.result(SECONDS)
+        for error in together(averager, 2, work):
+            assert isinstance(error, AveragingError)
+            assert re.fullmatch("rank 0 .* failed: ZeroDivisionError", str(error))
 
 
 def test_who_leaves_while_others_still_wait_is_named():
@@ -331,35 +329,34 @@ def bound(parts, weights=None):
     return exact, roundings * 2.0**-24 * 1.001 * size + 1e-40
 
 
-@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(0, 300), st.data())
-def test_the_mean_is_exact_up_to_rounding_and_any_slice_has_its_bits(seed, shards, size, data):
-    parts = parts_of(seed, shards, size)
-    before = [part.copy() for part in parts]
-    whole = mean_of(parts)
-    exact, error = bound(parts)
-    assert (np.abs(whole - exact) <= error).all()
-    assert all(np.array_equal(a, b) for a, b in zip(parts, before, strict=True)), "left as they are"
-    start, stop = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
-    np.testing.assert_array_equal(mean_of([part[start:stop] for part in parts]), whole[start:stop])
+WEIGHTS = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=12)
 
 
 @given(
     st.integers(0, 2**32),
-    st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=12).filter(
-        lambda weights: sum(weights) > 1e-3
-    ),
+    st.integers(1, 20) | WEIGHTS.filter(lambda weights: sum(weights) > 1e-3),
+    st.integers(0, 300),
+    st.data(),
 )
-def test_weights_count_as_their_share(seed, weights):
-    parts = parts_of(seed, len(weights), 40)
+@settings(max_examples=200)
+def test_the_mean_is_exact_up_to_rounding_and_any_slice_has_its_bits(seed, shares, size, data):
+    weights = None if isinstance(shares, int) else shares
+    parts = parts_of(seed, shares if weights is None else len(weights), size)
+    before = [part.copy() for part in parts]
+    whole = mean_of(parts, weights)
     exact, error = bound(parts, weights)
-    assert (np.abs(mean_of(parts, weights) - exact) <= error).all()
+    assert (np.abs(whole - exact) <= error).all()
+    assert all(np.array_equal(a, b) for a, b in zip(parts, before, strict=True)), "left as they are"
+    own = slice(*sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))))
+    np.testing.assert_array_equal(mean_of([part[own] for part in parts], weights), whole[own])
 
 
 @pytest.mark.parametrize("shards", range(1, 18))
-def test_the_tree_is_that_of_the_learners(shards):
+def test_the_tree_is_that_of_the_learners_also_with_equal_weights(shards):
     parts = parts_of(shards, shards, 33)
     expected = add_tree([part.copy() for part in parts]) / np.float32(shards)
-    np.testing.assert_array_equal(mean_of(parts), expected)
+    for weights in (None, [0.3] * shards):
+        np.testing.assert_array_equal(mean_of(parts, weights), expected)
 
 
 @pytest.mark.parametrize("size", [tree.BLOCK - 1, tree.BLOCK, 2 * tree.BLOCK + 5])
@@ -370,17 +367,6 @@ def test_blocks_do_not_show(size, weights):
     pieces = [slice(start, start + short) for start in range(0, size, short)]
     expected = [mean_of([part[piece] for part in parts], weights) for piece in pieces]
     np.testing.assert_array_equal(mean_of(parts, weights), np.concatenate(expected))
-
-
-def test_equal_weights_have_the_bits_of_none():
-    parts = parts_of(1, 5, 50)
-    np.testing.assert_array_equal(mean_of(parts, [0.3] * 5), mean_of(parts))
-
-
-@pytest.mark.parametrize("weights", [None, [0.1]])
-def test_the_mean_of_one_part_is_a_copy(weights):
-    (part,) = parts_of(1, 1, 50)
-    np.testing.assert_array_equal(mean_of([part], weights), part)
 
 
 @pytest.mark.parametrize("left_out", [(0,), (1,), (0, 1), (0, 1, 2), (2, 3), (4,), (0, 2, 4)])

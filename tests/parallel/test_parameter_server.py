@@ -26,6 +26,7 @@ ON_RANKS += [(6, 3, 1, 1, 1), (4, 4, 2, 4, 0)]
 CASES = [(name, 0, 1, *own, None) for name in ("serial", "threads") for own in STEADY]
 CASES += [("processes", 0, 1, 2, 4, None)]
 CASES += [(name, 0, 3, 1, 1, None) for name in ("threads", "processes")]
+CASES += [(name, 0, 1, 1, 1, 0) for name in ("serial", "threads")]
 CASES += [(name, *own) for name in EXCHANGES for own in ON_RANKS]
 
 
@@ -43,8 +44,10 @@ def test_whole_numbers_add_up_exactly(runtime, ranks, servers, push, fetch, boun
     assert run.server.clock == len(run.trained) == len(firsts)
     assert run.errors == sum(range(2 * STEPS)) + 6 * 2 * STEPS
     assert sorted(task.first for task, _ in run.trained) == firsts
-    assert bound is None or max(staleness for _, staleness in run.trained) <= bound
-    if runtime != "serial":  # where replicas take turns, the state has the changes under way
+    if runtime == "serial":  # where changes that waited for their turn are added, however stale
+        assert bound is None or run.server.refused > STEPS
+    else:
+        assert bound is None or max(staleness for _, staleness in run.trained) <= bound
         made = sum(float(array[0]) for array in states.values())
         assert made == 2 * STEPS + push * run.server.refused
 
@@ -105,31 +108,6 @@ def test_turns_are_as_stale_as_equal_speeds_make_them_or_as_was_asked_for(own):
     run = Fleet("serial", **own)
     run.train()
     assert [staleness for _, staleness in run.trained] == [0, 1, 2, 3] + [4] * (STEPS - 4)
-
-
-@pytest.mark.parametrize("runtime", ["serial", "threads"])
-def test_what_is_too_stale_is_made_anew(runtime):
-    run = Fleet(runtime, max_staleness=0, replicas=4)
-    run.train()
-    assert run.server.clock == STEPS
-    run.assert_adds_up(STEPS)
-    if runtime == "serial":
-        assert run.server.refused > STEPS / 2
-
-
-@pytest.mark.parametrize("stop_after", [1, 6, 17])
-def test_turns_go_on_from_their_state_to_the_same_bits(stop_after):
-    rules = {"async_rate": "staleness", "delay_compensation": 0.5, "simulate_staleness": 3}
-    whole, first, second = (Fleet("serial", **rules) for _ in range(3))
-    whole.train()
-    asked = iter([False] * stop_after + [True])
-    tasks = tasks_of(1, 0, STEPS, 1)
-    assert first.fleet.train(tasks, lambda: next(asked), first.each) == stop_after
-    state = {name: array.copy() for name, array in first.fleet.state().items()}
-    np.copyto(second.parameters, first.parameters)
-    second.fleet.load_state(state)
-    second.fleet.train(tasks[stop_after:], never, second.each)
-    np.testing.assert_array_equal(second.parameters, whole.parameters)
 
 
 @pytest.mark.parametrize(

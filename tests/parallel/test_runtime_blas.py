@@ -154,37 +154,26 @@ def interrupted(module, number):
 
 
 @needs_threads
-def test_an_interrupt_at_any_step_of_entering_leaves_no_limit():
+@pytest.mark.parametrize(("leaving", "least"), [(False, 20), (True, 3)])
+def test_an_interrupt_at_any_step_of_entering_or_leaving_restores_what_was_found(leaving, least):
     before = limits()
-    for number in range(1000):
+    for number in range(leaving, 1000):  # line 0 of leaving is the try, which protects all others
         limit = blas_limit(1)
+        steps = [limit.__enter__, partial(limit.__exit__, None, None, None)]
+        if leaving:
+            steps.pop(0)()
         try:
             with interrupted(blas, number):
-                limit.__enter__()
+                steps.pop(0)()
         except KeyboardInterrupt:
             assert limits() == before, f"after line {number}"
             with blas_limit(2):
                 assert set(limits()) == {2}
             continue
-        limit.__exit__(None, None, None)
         break
-    assert 20 < number < 999, "each line was interrupted once"
-
-
-@needs_threads
-def test_an_interrupt_at_any_step_of_leaving_restores_what_was_found():
-    before = limits()
-    for number in range(1, 1000):  # line 0 is the try statement, which protects all others
-        limit = blas_limit(1)
-        limit.__enter__()
-        try:
-            with interrupted(blas, number):
-                limit.__exit__(None, None, None)
-        except KeyboardInterrupt:
-            assert limits() == before, f"after line {number}"
-            continue
-        break
-    assert 3 < number < 999
+    for step in steps:
+        step()
+    assert least < number < 999, "each line was interrupted once"
 
 
 def test_the_process_is_looked_through_once_until_a_module_is_imported(monkeypatch):

@@ -62,26 +62,17 @@ def test_members_are_threads_of_their_own_and_gone_at_the_end():
     assert not [t for t in threading.enumerate() if t.name.startswith("test-pool")]
 
 
-def test_members_come_and_go():
+def test_members_come_and_go_and_are_no_more_than_shards_or_than_there_are():
     rng = np.random.default_rng(0)
     with closing(WorkerPool(4, "test-pool")) as pool:
-        for workers in rng.integers(1, 5, size=500):
+        for shards, workers in rng.integers(1, 7, size=(500, 2)):
             names = set()
 
             def phase(shard):
                 names.add(threading.current_thread().name)  # noqa: B023
 
-            pool.run([phase, phase], 4, int(workers))
-            assert len(names) == workers
-
-
-def test_no_more_members_than_shards_or_than_there_are():
-    names = set()
-    with closing(WorkerPool(2, "test-pool")) as pool:
-        pool.run([lambda shard: names.add(threading.current_thread().name)], 1, 2)
-        assert len(names) == 1
-        pool.run([lambda shard: names.add(threading.current_thread().name)], 9, 9)
-        assert len(names) == 2
+            pool.run([phase, phase], int(shards), int(workers))
+            assert len(names) == min(shards, workers, 4)
 
 
 def test_a_team_that_was_never_needed_has_no_threads():
@@ -134,14 +125,20 @@ def scaling(form):
     return program if form == "compiled" else program.phases
 
 
-@pytest.mark.parametrize("stall", [0.0625, 0.25])
-def test_a_member_that_never_comes_is_told_after_the_time_given(stall, monkeypatch):
+@pytest.mark.parametrize(
+    ("form", "stall"),
+    [("python", 0.0625), ("python", 0.25), pytest.param("compiled", 0.1, marks=COMPILED)],
+)
+def test_a_member_that_never_comes_or_never_ends_is_told_after_the_time_given(
+    form, stall, monkeypatch
+):
     monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
     with closing(WorkerPool(2, "test-pool", Timeouts(stall=stall, look=0.05))) as pool:
+        pool._counters[0] = form == "compiled"  # shards that are taken, without which it ends
         with pytest.raises(StalledError, match=rf"of test-pool waited {stall:g} s for the others"):
-            pool.run(scaling("python"), 2, 2)
+            pool.run(scaling(form), 2, 2)
         with pytest.raises(StalledError):
-            pool.run(scaling("python"), 2, 2)
+            pool.run(scaling(form), 2, 2)
 
 
 def test_a_member_that_comes_late_but_in_time_is_no_stall(monkeypatch):
@@ -167,17 +164,6 @@ def test_a_compiled_step_waits_for_no_member_that_never_comes(monkeypatch):
             pool.run(program, 2, 2)
             done = [operations[0][1] for operations in program.operations[0]]
             assert (np.array(done) == 8.0**steps).all()
-
-
-@COMPILED
-def test_a_member_that_takes_a_shard_and_never_ends_it_is_told(monkeypatch):
-    monkeypatch.setattr(WorkerPool, "_wake", lambda self, rank: None)
-    with closing(WorkerPool(2, "test-pool", Timeouts(stall=0.1, look=0.05))) as pool:
-        pool._counters[0] = 1  # shards that are taken
-        with pytest.raises(StalledError, match=r"of test-pool waited 0\.1 s for the others"):
-            pool.run(scaling("compiled"), 2, 2)
-        with pytest.raises(StalledError):
-            pool.run(scaling("compiled"), 2, 2)
 
 
 @COMPILED
@@ -286,14 +272,6 @@ def test_every_shard_of_every_phase_is_run_once_and_in_order(shards, count):
         run_in_order(lambda phases: sharing.run(phases, shards), shards, 200)
 
 
-def test_helpers_help():
-    together = threading.Barrier(3)
-    sharing = StepSharing()
-    with helpers(sharing, 2):
-        for _ in range(20):
-            sharing.run([lambda shard: together.wait(WAIT)] * 2, 3)
-
-
 @pytest.mark.skipif(not native.available(), reason="the compiled kernels are missing")
 def test_helpers_take_shards_of_a_compiled_program():
     """A helper finishes what an owner left: the shards are counted where all see them."""
@@ -310,18 +288,18 @@ def test_helpers_take_shards_of_a_compiled_program():
     assert program.share(counters, is_owner=False, **options) == 0, "nothing is left"
 
 
-@pytest.mark.parametrize("shard", [0, 1])
-def test_a_failure_in_any_thread_is_raised_by_the_owner(shard):
-    together, later = threading.Barrier(2), []
+@pytest.mark.parametrize("shard", [0, 1, 2])
+def test_helpers_help_and_a_failure_in_any_thread_is_raised_by_the_owner(shard):
+    together, later = threading.Barrier(3), []
 
     def phase(number):
-        together.wait(WAIT)  # so that one of the two is a helper's
+        together.wait(WAIT)  # so that two of the three are helpers'
         if number == shard:
             raise ZeroDivisionError("in a shard")
 
     sharing = StepSharing()
-    with helpers(sharing, 1), pytest.raises(ZeroDivisionError, match="in a shard"):
-        sharing.run([phase, later.append], 2)
+    with helpers(sharing, 2), pytest.raises(ZeroDivisionError, match="in a shard"):
+        sharing.run([phase, later.append], 3)
     assert not later, "the next phase did not begin"
 
 

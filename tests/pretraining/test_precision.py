@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from densechains import make_chain, make_examples
+from linkedchains import interpreted
 from minibatches import gradient, place
 from onelayer import layer_settings
 from randomstacks import normal_stack
@@ -18,7 +19,7 @@ from syncpretrain.finetuning.options import tuning_precision
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.precision import multiply_bfloat16
-from syncpretrain.kernels.program import Program, in_turn
+from syncpretrain.kernels.program import in_turn
 from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.epoch import train_epoch
 from syncpretrain.learners.rbm import RBM
@@ -118,11 +119,6 @@ def products_of(network):
     phases = network.program().operations
     names = {operation[0] for phase in phases for shard in phase for operation in shard}
     return {name for name in names if name.startswith("matmul")}
-
-
-def interpreted(work, shards):
-    """Work a program's equations one after another, as where there is no compiler."""
-    in_turn(work.phases if isinstance(work, Program) else work, shards)
 
 
 @pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")

@@ -53,17 +53,6 @@ def test_every_runtime_has_the_same_bits(what):
     assert len({bits_of(**MODELS[what], runtime=run, workers=n) for run, n in PLACES}) == 1
 
 
-@pytest.mark.skipif(native.extension is None, reason="the compiled kernels are not there")
-@pytest.mark.usefixtures("usual_form")
-@pytest.mark.parametrize("what", ["rbm", "shared by units"])
-def test_every_form_of_the_products_has_the_same_bits(what):
-    found = set()
-    for form in FORMS:
-        native.extension.keep_float32_form(form)
-        found.add(bits_of(**MODELS[what], runtime="serial", workers=1))
-    assert len(found) == 1
-
-
 @pytest.fixture
 def taken(monkeypatch):
     """Count the calls of own products outside of programs."""

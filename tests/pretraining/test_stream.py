@@ -14,11 +14,14 @@ from folders import names_in
 from streamedruns import LAYERS, VARIANTS, streamed
 from trialruns import notices_of
 
+import syncpretrain.runs.compare as comparing
 from syncpretrain import load, pretrain
 from syncpretrain.data.order import minibatches
 from syncpretrain.errors import RunInterrupted, SettingsError
 from syncpretrain.events import EpochFinished, LayerFinished
 from syncpretrain.pretraining.build import build_learners
+from syncpretrain.pretraining.driver import Pretraining
+from syncpretrain.pretraining.streamed import StreamedPretraining
 from syncpretrain.settings import read_settings, settings_from
 from syncpretrain.workers.streamed.pool import StreamPool
 
@@ -190,15 +193,6 @@ class TestSettings:
         with pytest.raises(SettingsError, match=f"^{message}"):
             settings_from(LAYERS, **{"handoff": "minibatch", **options})
 
-    def test_newer_versions_wake_no_layer(self):
-        settings = settings_from(LAYERS, handoff="minibatch").pretrain
-        assert settings.refresh_epochs == (0, 0, 0)
-        assert settings_from(LAYERS).pretrain.refresh_epochs == (1, 1, 1)
-
-    def test_a_replay_is_refused(self, bits):
-        with pytest.raises(SettingsError, match=r"^replay: got one with handoff minibatch"):
-            pretrain(bits, layers=LAYERS, handoff="minibatch", replay=((0,), (1,), (1,)))
-
 
 @pytest.mark.parametrize(
     ("own", "options", "expected"),
@@ -238,10 +232,20 @@ class TestRun:
         out, _ = call("train", "--config", "run/config.toml", "--json", "--out", "again")
         assert json.loads(out)["parameters_sha256"] == report["parameters_sha256"]
 
-    def test_compare_streams_what_can_be_streamed(self, call):
+    def test_compare_streams_what_can_be_streamed(self, call, monkeypatch):
+        made, make = set(), comparing.driver_for
+
+        def note(settings, *data, **how):
+            driver = make(settings, *data, **how)
+            made.add((settings.schedule, type(driver)))
+            return driver
+
+        monkeypatch.setattr(comparing, "driver_for", note)
         tuning = ("--finetune", "reconstruction", "--finetune-epochs", 1, "--seeds", 1, "--quiet")
         options = (*self.OPTIONS, "--data", "digits", *tuning)
-        call("compare", *options, "--starts", "greedy,synchronized")
+        out, _ = call("compare", *options, "--starts", "greedy,synchronized", "--json")
+        assert made == {("greedy", Pretraining), ("synchronized", StreamedPretraining)}
+        assert [row["start"] for row in json.loads(out)["table"]] == ["greedy", "synchronized"]
 
 
 def test_no_more_threads_than_layers_are_started(bits, monkeypatch):

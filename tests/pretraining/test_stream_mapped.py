@@ -92,24 +92,23 @@ class TestMemory:
 
 
 class TestBits:
+    def assert_same(self, folder, X, **options):
+        inside, outside = (pretrain(x, **STREAM | options) for x in (X, mapped(folder, X)))
+        assert inside.parameters_sha256 == outside.parameters_sha256
+
     @pytest.mark.parametrize("shuffle", ["rows", "blocks:7", "blocks:40"])
     @pytest.mark.parametrize("dtype", ["float32", "f8", ">f4", "f2", "uint8", "?", "int64"])
     def test_they_do_not_depend_on_where_the_rows_lie(self, tmp_path, never_whole, dtype, shuffle):
         X = example_rows(dtype if dtype != "int64" else "?").astype(dtype)
-        options = {**STREAM, "shuffle": shuffle}
-        inside = pretrain(X, validation=X[:80], **options)
-        outside = pretrain(mapped(tmp_path, X), validation=X[:80], **options)
-        assert inside.parameters_sha256 == outside.parameters_sha256
+        self.assert_same(tmp_path, X, shuffle=shuffle, validation=X[:80])
 
     @pytest.mark.parametrize("visible_bias", ["zero", "log-odds"])
     @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
     def test_nor_does_what_is_measured_before(self, tmp_path, never_whole, units, visible_bias):
         X = example_rows("float32", 70_000) * np.float32(1 if units == "bernoulli" else 9)
         assert X.size > 2 * MB, "several blocks"
-        options = {**STREAM, "epochs": 1, "batch_size": 2000}
-        options |= {"visible_units": units, "visible_bias": visible_bias, "learning_rate": 0.01}
-        stacks = [pretrain(rows, **options) for rows in (X, mapped(tmp_path, X))]
-        assert stacks[0].parameters_sha256 == stacks[1].parameters_sha256
+        options = {"epochs": 1, "batch_size": 2000, "learning_rate": 0.01}
+        self.assert_same(tmp_path, X, visible_units=units, visible_bias=visible_bias, **options)
 
     @pytest.mark.parametrize("units", ["bernoulli", "gaussian"])
     def test_nor_in_processes(self, tmp_path, never_whole, units):
@@ -130,10 +129,7 @@ class TestBits:
             assert tuned[0].parameters_sha256 == tuned[1].parameters_sha256
 
     def test_whole_epochs_take_a_mapped_file_into_memory(self, tmp_path):
-        X = example_rows("uint8")
-        options = {**STREAM, "handoff": "epoch"}
-        stacks = [pretrain(rows, **options) for rows in (X, mapped(tmp_path, X))]
-        assert stacks[0].parameters_sha256 == stacks[1].parameters_sha256
+        self.assert_same(tmp_path, example_rows("uint8"), handoff="epoch")
 
     @pytest.mark.parametrize(("row", "value"), [(0, np.nan), (1002, np.inf), (500, 1.5)])
     def test_a_bad_value_anywhere_is_refused_before_work(self, tmp_path, row, value):

@@ -109,8 +109,3 @@ def test_a_run_that_trains_nothing_is_refused(tmp_path, toy):
     with pytest.raises(SettingsError, match=r"^schedule: got none without fine-tuning, which"):
         train_run(settings, out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
-
-
-def test_there_is_nothing_to_replay():
-    with pytest.raises(SettingsError, match=r"^replay: got one with schedule none"):
-        pretrain(make_data().train, layers=TEXT, replay=((1,), (1,)), **CHOICES)

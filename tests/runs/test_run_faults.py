@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from folders import full
 from moments import At, told_by
-from trialruns import Abort, DieAt, notices_of, settings_on
+from trialruns import Abort, DieAt, died, notices_of, settings_on
 
 from syncpretrain import load, storage
 from syncpretrain.errors import RunInterrupted, SaveError, SettingsError
@@ -81,10 +81,11 @@ class Disk:
 
 
 class TestFinalFiles:
-    def test_they_are_kept_elsewhere_if_the_folder_does_not_take_them(
-        self, settings, whole, tmp_path, monkeypatch, rescue
+    @pytest.mark.parametrize("n", [1, 6])
+    def test_they_are_kept_elsewhere_and_with_room_again_the_run_comes_to_the_same_end(
+        self, settings, whole, tmp_path, monkeypatch, rescue, n
     ):
-        disk, events = Disk(monkeypatch, tmp_path / "run"), []
+        disk, events = Disk(monkeypatch, tmp_path / "run", n), []
         with pytest.raises(SaveError, match=r"The run is complete, and .* is in") as caught:
             train_run(settings, out=tmp_path / "run", observers=[disk, events.append])
         (kept,) = rescue.iterdir()
@@ -95,13 +96,6 @@ class TestFinalFiles:
         assert any("No space left on device; it is in" in notice for notice in notices)
         message = "no checkpoint could be written to .*No space left on device; those before"
         assert any(re.search(message, notice) for notice in notices)
-
-    def test_with_room_again_the_run_is_resumed_to_the_same_end(
-        self, settings, whole, tmp_path, monkeypatch, rescue
-    ):
-        disk = Disk(monkeypatch, tmp_path / "run", 6)
-        with pytest.raises(SaveError):
-            train_run(settings, out=tmp_path / "run", observers=[disk])
         disk.is_full = False
         assert resume_run(tmp_path / "run")["parameters_sha256"] == whole
         assert not (tmp_path / "run" / CHECKPOINTS_NAME).exists()
@@ -174,9 +168,7 @@ class TestCheckpointsFolder:
         assert (tmp_path / "run" / METRICS_NAME).is_file()
 
     def test_temporary_files_of_a_killed_writer_are_removed(self, settings, tmp_path):
-        with pytest.raises(Abort):
-            train_run(settings, out=tmp_path / "run", observers=[DieAt(EpochFinished, layer=2)])
-        folder = tmp_path / "run" / CHECKPOINTS_NAME
+        folder = died(settings, tmp_path / "run") / CHECKPOINTS_NAME
         (folder / ".pretrain-00000003.safetensors.0123456789abcdef").write_bytes(b"half")
         for name in (MODEL_NAME, METRICS_NAME, TRACE_NAME):
             (tmp_path / "run" / f".{name}.0123456789abcdef").write_bytes(b"half")
@@ -194,10 +186,7 @@ class TestCheckpointsFolder:
     def test_fine_tuning_of_a_lost_pretraining_is_not_gone_on_with(self, tmp_path, bits, pace):
         """A repeated free pretraining comes to another stack than the lost one."""
         settings = settings_on(tmp_path, bits, LAYERS, tuning=8, epochs=2, pace=pace)
-        folder = tmp_path / "run" / CHECKPOINTS_NAME
-        with pytest.raises(Abort):
-            dies = DieAt(FinetuneEpochFinished, epoch=6)
-            train_run(settings, out=tmp_path / "run", observers=[dies])
+        folder = died(settings, tmp_path / "run", FinetuneEpochFinished, 6) / CHECKPOINTS_NAME
         (folder / PRETRAINED_NAME).write_bytes(b"damaged")
         with pytest.raises(Abort):
             resume_run(tmp_path / "run", observers=[DieAt(FinetuneEpochFinished, epoch=3)])

@@ -82,30 +82,26 @@ def test_reads_where_layers_differ_in_epochs(plans, rule, reads):
     assert planned_reads(plans, rule) == reads
 
 
-def test_free_pace_takes_the_newest_version_and_skips_the_rest():
-    plans = [LayerPlan(5), LayerPlan(2, refresh_epochs=1)]
-    schedule = Schedule(plans, free(plans), slots=2)
-    schedule.begin()
-    schedule.finished(1)
-    for _ in range(3):
-        schedule.finished(1)
-    schedule.finished(2)
-    assert schedule.reads[1] == (1, 4)
-    schedule.finished(2)
-    assert 2 not in schedule.training, "asleep after its stipulated epochs"
-    schedule.finished(1)
-    assert schedule.reads[1] == (1, 4, 5), "woken for a refresh by the newer version"
+WOKEN = [LayerPlan(5), LayerPlan(2, refresh_epochs=1)]
+AT_ONCE = [LayerPlan(2), LayerPlan(1, refresh_epochs=5)]
 
 
-def test_first_layer_finish_ends_without_the_refresh():
-    plans = [LayerPlan(2), LayerPlan(1, refresh_epochs=5)]
-    schedule = Schedule(plans, free(plans, drain=False), slots=2)
+@pytest.mark.parametrize(
+    ("plans", "drain", "order", "reads"),
+    [
+        (WOKEN, True, [1] * 4 + [2], ((0,) * 5, (1, 4))),  # the newest version, none between
+        (WOKEN, True, [1] * 4 + [2, 2], ((0,) * 5, (1, 4))),  # asleep after its epochs
+        (WOKEN, True, [1] * 4 + [2, 2, 1], ((0,) * 5, (1, 4, 5))),  # woken for a refresh
+        (AT_ONCE, False, [1, 2, 1], ((0, 0), (1,))),  # ends without the refresh
+    ],
+)
+def test_reads_at_a_free_pace(plans, drain, order, reads):
+    schedule = Schedule(plans, free(plans, drain=drain), slots=2)
     schedule.begin()
-    schedule.finished(1)
-    schedule.finished(2)
-    schedule.finished(1)
-    assert schedule.is_finished
-    assert schedule.reads == ((0, 0), (1,))
+    for layer in order:
+        schedule.finished(layer)
+    assert schedule.reads == reads
+    assert schedule.is_finished == (not drain)
 
 
 def test_an_illegal_move_tells_the_story():

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example
 from hypothesis import strategies as st
 from scheduleplay import (
-    FREE,
     KNOWN,
     NEVER,
     PACES,
     Memory,
     Play,
     drawn,
+    free,
     greedy,
     lockstep,
     many_slots,
@@ -27,7 +27,6 @@ from syncpretrain.errors import ScheduleError
 from syncpretrain.schedule.kinds import Fixed, LayerPlan
 from syncpretrain.schedule.schedule import Past, Schedule, Train
 
-free = FREE["synchronized"]
 LEAST = 0.5
 
 

@@ -5,8 +5,9 @@ from functools import partial
 from typing import get_args, get_type_hints
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from scheduleplay import drawn, planned_reads, play, shortened, stops_after
+from scheduleplay import NEVER, drawn, planned_reads, play, shortened, stops_after
 
 from syncpretrain import pretrain
 from syncpretrain.cli.compare import command as compare_command
@@ -40,6 +41,7 @@ EACH = pytest.mark.parametrize("name", SCHEDULES)
 def test_the_settings_name_the_kinds_of_the_table():
     hints = get_type_hints(PretrainFields)
     assert set(get_args(hints["schedule"])) == {*SCHEDULES, ASYNC, UNTRAINED}
+    assert SCHEDULES.keys() <= set(STARTS), "compare starts from each"
 
 
 @pytest.mark.parametrize("command", [train_command, compare_command])
@@ -65,11 +67,6 @@ def test_the_planner_tries_those_that_name_a_candidate(name):
     tried = {candidate.options["schedule"] for candidate in found}
     assert (name in tried) == (kind.candidate is not None)
     assert kind.candidate is None or f"{kind.candidate}, one core" in {c.name for c in found}
-
-
-@EACH
-def test_compare_starts_from_it(name):
-    assert name in STARTS
 
 
 @EACH
@@ -117,30 +114,24 @@ def test_reads_in_pairs(plans, drain, reads):
 
 
 @drawn("plans drain")
-def test_groups_of_all_layers_read_in_lockstep(plans, drain):
-    for size in (len(plans), len(plans) + 1):
+def test_groups_of_one_layer_read_like_greedy_and_groups_of_all_in_lockstep(plans, drain):
+    in_lockstep = partial(lockstep_row, drain=drain)
+    for size, rule in ((1, greedy_row), (len(plans), in_lockstep), (len(plans) + 1, in_lockstep)):
         reads = rounds_reads(plans, group_size=size, drain=drain)
-        assert reads == planned_reads(plans, partial(lockstep_row, drain=drain))
+        assert reads == planned_reads(plans, rule)
 
 
-@drawn("plans drain")
-def test_groups_of_one_layer_read_like_greedy(plans, drain):
-    assert rounds_reads(plans, group_size=1, drain=drain) == planned_reads(plans, greedy_row)
-
-
-@drawn("plans last slots seed", group_size=group_sizes)
-def test_reads_do_not_depend_on_timing_or_slots(plans, group_size, last, slots, seed):
-    schedule = in_rounds(plans, group_size, slots)
-    play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
-    assert schedule.reads == rounds_reads(shortened(plans, last), group_size=group_size)
-
-
-@drawn("plans drain slots seed", group_size=group_sizes)
-def test_a_round_begins_when_the_one_before_has_ended(plans, group_size, drain, slots, seed):
+@drawn("plans drain last slots seed", group_size=group_sizes)
+@settings(max_examples=200)
+def test_rounds_follow_each_other_and_read_the_same_whatever_the_timing(
+    plans, group_size, drain, last, slots, seed
+):
+    last = last if drain else NEVER  # the settings refuse the rest
     schedule = in_rounds(plans, group_size, slots, drain=drain)
-    log = play(schedule, len(plans), slots, random.Random(seed))
+    log = play(schedule, len(plans), slots, random.Random(seed), stops_after(last))
     begun = [(command.layer - 1) // group_size for command in log]
-    assert begun == sorted(begun)
+    assert begun == sorted(begun), "a round begins when the one before has ended"
+    plans = shortened(plans, last)
     assert schedule.reads == rounds_reads(plans, group_size=group_size, drain=drain)
 
 

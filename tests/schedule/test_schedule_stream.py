@@ -130,16 +130,6 @@ def test_the_lowest_layer_that_may_process_goes_first():
         schedule.done(block)
 
 
-def test_a_full_ring_and_an_empty_one_make_a_layer_wait():
-    schedule = StreamSchedule([StreamPlan(0, 9)] * 2, ring=2, block=2)
-    first = schedule.take()
-    assert first == Block(1, 1, 2)
-    assert schedule.take() is None, "layer 2 has no input yet"
-    schedule.done(first)
-    assert schedule.take() == Block(2, 1, 2)
-    assert schedule.take() is None, "the ring is full until layer 2 is done"
-
-
 @pytest.mark.parametrize(
     ("plans", "numbers"),
     [

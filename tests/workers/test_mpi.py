@@ -338,8 +338,3 @@ def test_whatever_is_sent_arrives(rows):
         again, none = received(to_send((rows, rows[:0])))
     assert same_bits(again, rows)
     assert none.shape == (0, rows.shape[1])
-
-
-def test_what_is_no_array_is_sent_as_it_is():
-    own = object()
-    assert to_send((own,)) == (own,)

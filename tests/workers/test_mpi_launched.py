@@ -77,25 +77,19 @@ def test_bits_are_those_of_one_thread_and_only_rank_0_prints(call, ranks, hosts,
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("ranks", "command", "told"),
     [
-        (TRAIN, "Error: --runtime: got threads on 2 ranks, which would be 2 runs in one folder"),
-        (["-m", "syncpretrain", "presets"], "Error: presets: got 2 ranks, which would all do the"),
-        ([*TRAIN, "--runtime", "mpi", "--batch-size", 500], "Error: --batch-size: got 500"),
+        (2, TRAIN, "--runtime: got threads on 2 ranks, which would be 2 runs in one folder"),
+        (2, ["-m", "syncpretrain", "presets"], "presets: got 2 ranks, which would all do the"),
+        (2, [*TRAIN, "--runtime", "mpi", "--batch-size", 500], "--batch-size: got 500"),
+        (1, [*TRAIN, "--runtime", "mpi"], "--runtime: got mpi in a single process.*mpiexec -n"),
     ],
 )
-def test_refusals_are_printed_once(command, told):
-    status, out, err = finished(start(2, *command))
+def test_refusals_are_printed_once(ranks, command, told):
+    status, out, err = finished(start(ranks, *command))
     assert (status, out) == (2, "")
-    assert told in err
+    assert re.search(f"Error: {told}", err)
     assert err.count("Error:") == 1
-
-
-def test_a_single_rank_is_told_how_to_start_more():
-    status, _, err = finished(start(1, *TRAIN, "--runtime", "mpi"))
-    assert status == 2
-    assert "--runtime: got mpi in a single process" in err
-    assert "mpiexec -n" in err
 
 
 SCRIPT = """

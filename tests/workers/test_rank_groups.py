@@ -87,22 +87,32 @@ def test_few_subtrees_make_up_many_shards():
     assert subtrees(range(4, 7), range(7)) == [range(4, 7)]
 
 
+PAIR, DEEP = (784, 100, 30), (784, 1000, 500, 250, 30)
+
+
 @pytest.mark.parametrize(
-    ("size", "shares", "ranks"),
+    ("widths", "size", "shares", "ranks"),
     [
-        (3, RankShares((2, 1)), {1: (1,), 2: (2,)}),
-        (4, RankShares((2, 2)), {1: (1, 2), 2: (3,)}),
-        (6, RankShares((4, 4)), {1: (1, 2, 3, 4), 2: (5,)}),
-        (7, RankShares((4, 2)), {1: (1, 2, 3, 4), 2: (5, 6)}),
-        (9, RankShares((2, 1)), {1: (1, 2), 2: (3,)}),
-        (9, RankShares(), {1: (1,), 2: (2,)}),
-        (2, RankShares((4, 4)), {1: (1,), 2: (1,)}),
-        (4, RankShares((2, 4), one_at_a_time=True), {1: (1, 2), 2: (1, 2, 3)}),
-        (4, RankShares((1, 1), one_at_a_time=True), {1: (1,), 2: (2,)}),
+        (PAIR, 3, RankShares((2, 1)), {1: (1,), 2: (2,)}),
+        (PAIR, 4, RankShares((2, 2)), {1: (1, 2), 2: (3,)}),
+        (PAIR, 6, RankShares((4, 4)), {1: (1, 2, 3, 4), 2: (5,)}),
+        (PAIR, 7, RankShares((4, 2)), {1: (1, 2, 3, 4), 2: (5, 6)}),
+        (PAIR, 9, RankShares((2, 1)), {1: (1, 2), 2: (3,)}),
+        (PAIR, 9, RankShares(), {1: (1,), 2: (2,)}),
+        (PAIR, 2, RankShares((4, 4)), {1: (1,), 2: (1,)}),
+        (PAIR, 4, RankShares((2, 4), one_at_a_time=True), {1: (1, 2), 2: (1, 2, 3)}),
+        (PAIR, 4, RankShares((1, 1), one_at_a_time=True), {1: (1,), 2: (2,)}),
+        # Heavy layers are spread.
+        (DEEP, 5, RankShares(), {1: (1,), 2: (2,), 3: (3,), 4: (4,)}),
+        (DEEP, 9, RankShares(), {1: (1,), 2: (2,), 3: (3,), 4: (4,)}),
+        (DEEP, 3, RankShares(), {1: (1,), 2: (2,), 3: (2,), 4: (2,)}),
+        ((10, 10, 100, 10, 100), 3, RankShares(), {2: (1,), 3: (2,), 4: (1,), 1: (2,)}),
     ],
 )
-def test_ranks_that_are_left_go_to_the_heaviest_layers_that_may_be_shared(size, shares, ranks):
-    assert groups_of_layers((784, 100, 30), size, shares) == ranks
+def test_ranks_that_are_left_go_to_the_heaviest_layers_that_may_be_shared(
+    widths, size, shares, ranks
+):
+    assert groups_of_layers(widths, size, shares) == ranks
 
 
 def test_replicas_of_layers_that_are_split_by_filters_are_threads_of_a_rank():

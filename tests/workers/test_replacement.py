@@ -3,7 +3,6 @@
 import re
 import signal
 from functools import partial
-from itertools import product
 
 import pytest
 from killings import killed_streamed_layer, killed_worker
@@ -69,58 +68,33 @@ def arrange(monkeypatch, folder, kills, pause=0.0):
     monkeypatch.setattr(streaming, "build_streamed_layer", streamed)
 
 
-KILLS = {
-    "two layers at once": [(1, "step", STEPS + 5), (2, "step", STEPS + 5)],
-    "again and again": [(2, "step", n) for n in (1, 3, 4)],
-    "the last minibatch": [(1, "step", 3 * STEPS), (3, "step", 3 * STEPS)],
-    "before the first state": [(1, "start", 1), (3, "write", 1)],
-    "in the middle of a state": [(2, "write", 5), (1, "write", 7)],
-    "between a state and its answer": [(2, "kept", 7), (3, "kept", 2)],
+CHAINS = {"persistent": True, "visible_bias": "log-odds", "shards": 2, "replicas": (2, 1, 1)}
+STOPPING = {"early_stopping": "pseudo-likelihood", "epochs": 8, "patience": 1}
+DRIFT = {"refresh_when": "drift:0.05", "settle": 0.02, "epochs": 8}
+RUNS = {
+    "two layers at once": ("epoch", {}, [(1, "step", STEPS + 5), (2, "step", STEPS + 5)]),
+    "again and again": ("minibatch", {}, [(2, "step", n) for n in (1, 3, 4)]),
+    "the last minibatch": ("both", {}, [(1, "step", 3 * STEPS), (3, "step", 3 * STEPS)]),
+    "before the first state": ("both", {}, [(1, "start", 1), (3, "write", 1)]),
+    "in the middle of a state": ("epoch", {}, [(2, "write", 5), (1, "write", 7)]),
+    "between a state and its answer": ("both", {}, [(2, "kept", 7), (3, "kept", 2)]),
+    "chains": ("epoch", CHAINS, [(1, "write", 24), (2, "kept", 3), (3, "step", 15)]),
+    "early stopping": ("minibatch", STOPPING, [(1, "kept", 3), (2, "step", 11), (3, "write", 5)]),
+    "drift": ("epoch", DRIFT, [(1, "kept", 14), (2, "step", 25), (3, "step", 31)]),
 }
 
 
 @pytest.mark.parametrize(
-    ("handoff", "kills"),
-    [
-        ("epoch", "two layers at once"),
-        ("minibatch", "again and again"),
-        *product(HANDOFFS, ["the last minibatch", "before the first state"]),
-        ("epoch", "in the middle of a state"),
-        *product(HANDOFFS, ["between a state and its answer"]),
-    ],
+    ("handoff", "name"), [(h, x) for h in HANDOFFS for x in RUNS if RUNS[x][0] in (h, "both")]
 )
-def test_the_bits_are_those_of_an_undisturbed_run(bits, monkeypatch, tmp_path, handoff, kills):
+def test_the_bits_are_those_of_an_undisturbed_run(bits, monkeypatch, tmp_path, handoff, name):
     """Also of one that has nothing but the first state of each layer to go on from."""
-    pause = NEVER if kills == "again and again" else 0.0
-    run = Run(bits, handoff)
-    wanted = run.sha256(runtime="serial")
-    arrange(monkeypatch, tmp_path, KILLS[kills], pause)
-    assert run.sha256() == wanted
-    assert run.replaced == sorted(layer for layer, _, _ in KILLS[kills])
-
-
-CHAINS = {"persistent": True, "visible_bias": "log-odds", "shards": 2, "replicas": (2, 1, 1)}
-STOPPING = {"early_stopping": "pseudo-likelihood", "epochs": 8, "patience": 1}
-DRIFT = {"refresh_when": "drift:0.05", "settle": 0.02, "epochs": 8}
-
-
-@pytest.mark.parametrize(
-    ("handoff", "options", "kills"),
-    [
-        ("epoch", CHAINS, [(1, "write", 24), (2, "kept", 3), (3, "step", 15)]),
-        ("minibatch", STOPPING, [(1, "kept", 3), (2, "step", 11), (3, "write", 49)]),
-        ("epoch", DRIFT, [(1, "kept", 14), (2, "step", 25), (3, "step", 31)]),
-    ],
-    ids=["chains and shards", "early stopping", "drift"],
-)
-def test_so_they_are_with_everything_that_a_layer_remembers(
-    bits, monkeypatch, tmp_path, handoff, options, kills
-):
+    _, options, kills = RUNS[name]
     run = Run(bits, handoff, **options)
     wanted = run.sha256(runtime="serial")
-    arrange(monkeypatch, tmp_path, kills)
+    arrange(monkeypatch, tmp_path, kills, NEVER if name == "again and again" else 0.0)
     assert run.sha256() == wanted
-    assert run.replaced
+    assert run.replaced == sorted(layer for layer, _, _ in kills)
 
 
 @BOTH

@@ -79,10 +79,7 @@ def test_the_time_for_a_stall_reaches_the_workers_of_a_step(bits):
     with in_processes([factory], Versions(Split(bits, bits[:0]), (12,))) as runtime:
         runtime.set_workers(1, 2)
         runtime.submit(Train(1, 1, 0, 0))
-        message, deadline = None, time.monotonic() + WAIT
-        while message is None and time.monotonic() < deadline:
-            message = runtime.wait(0.1)
-    failure = message.failure()
+        failure = runtime.wait(WAIT).failure()
     assert type(failure) is StalledError
     assert str(failure).startswith("layer 1 failed in epoch 1: StalledError: a worker of syncpre")
     assert "waited 0.25 s for the others" in str(failure)

@@ -45,7 +45,7 @@ STREAMED = StreamedLayerState(
     passes={1: VECTOR},
 )
 PAST = Past(reads=((0,),), done=(1,), held=((1,),), epochs=(2,))
-CURVE = ErrorCurve([0.5], [0.25])
+CURVE = ErrorCurve([0.5, float("inf")], [float("nan")])
 STATES = {
     "epochs": (EPOCHS_STATE, PretrainState(PAST, {(1, 1): LAYER}, [(1, 1)], (STATE,), (CURVE,))),
     "stream": (STREAM_STATE, StreamState((STREAMED,), (1,), (CURVE,))),
@@ -59,7 +59,7 @@ STATES = {
 CURSOR = {"minibatches": 3, "error": 0.5}
 SCALARS = {"cursor": CURSOR, "learning_rate": 0.1, "rollbacks": 1, "stopping": ["inf", 2]}
 KINDS = {"hidden_units": "relu", "visible_units": "bernoulli", "model": "rbm"}
-WRITTEN_CURVE = {"train": [0.5], "validation": [0.25]}
+WRITTEN_CURVE = {"train": [0.5, "inf"], "validation": ["nan"]}
 PAST_AS_WRITTEN = {"reads": [[0]], "done": [1], "held": [[1]], "epochs": [2]}
 PAST_AS_WRITTEN |= {"skipped": [], "drifts": []}
 LAYER_AS_WRITTEN = {"position": 7, "scalars": SCALARS, "kinds": KINDS, "examples": 30}
