@@ -22,7 +22,6 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.backends import cublas, cupy_backend
 from syncpretrain.backends import rows as kept_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.rows import HostRows
 from syncpretrain.data import blocks
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
@@ -394,13 +393,17 @@ class TestData:
 
     @pytest.mark.parametrize("shuffle", ["rows", "blocks:25"])
     @pytest.mark.parametrize("visible_bias", ["zero", "log-odds"])
-    def test_a_file(self, bits, device, tmp_path, shuffle, visible_bias, monkeypatch):
+    def test_a_file_stays_on_the_host(
+        self, bits, device, tmp_path, shuffle, visible_bias, monkeypatch, queued
+    ):
         monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 40 * 16 * 4)
         np.save(tmp_path / "x.npy", bits)
         own = {"shuffle": shuffle, "visible_bias": visible_bias, "validation": bits[:50]}
         expected, _ = self.run(bits, **own)
+        assert "rows of the host" not in queued
         found, events = self.run(np.load(tmp_path / "x.npy", mmap_mode="r"), **own)
         assert found == expected
+        assert "rows of the host" in queued
         assert not [text for text in notices_of(events) if "no room" in text]
 
     def test_an_array_that_the_gpu_has_no_room_for(self, bits, device, monkeypatch):
@@ -436,12 +439,6 @@ class TestData:
         own |= {"backend": "cupy", "observers": [events.append]}
         alike(pretrain(Loader(), **STREAM, **own), oracle)
         assert not [text for text in notices_of(events) if "launch by launch" in text]
-
-    def test_a_file_stays_on_the_host(self, bits, prompt, tmp_path):
-        np.save(tmp_path / "x.npy", bits)
-        run = on_device(np.load(tmp_path / "x.npy", mmap_mode="r"))
-        assert isinstance(run.inputs.train, HostRows) and run.inputs.train.is_stored
-        run.run()
 
 
 class TestBlocking(Blocking):
