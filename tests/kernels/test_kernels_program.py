@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from syncpretrain.kernels import dispatch, native, program
 from syncpretrain.kernels.activations import means
-from syncpretrain.kernels.convolution import convolve, lowered, scratch_size, unpool
+from syncpretrain.kernels.convolution import scratch_size
 from syncpretrain.kernels.operations import INTERPRETED, SIGNATURES
 from syncpretrain.kernels.program import SHARED_COUNTERS, Program, Sgemm, in_turn, sgemm_of
 from syncpretrain.rng import Address, Purpose
@@ -247,34 +247,6 @@ def test_states_are_the_same_through_noise_of_another_place_or_type(form, units,
         in_turn(own, 1)
         found.append(out)
     np.testing.assert_allclose(*found, rtol=1e-6, atol=1e-6)
-
-
-def test_programs_of_float64_are_interpreted():
-    rng = np.random.default_rng(1)
-    x, weight, delta = (rng.standard_normal(a.shape) for a in (IMAGES, FILTERS, MAPS))
-    out, places, dW, dx = (np.zeros(a.shape) for a in (MAPS, MAPS, FILTERS, IMAGES))
-    scratch, bias = np.empty(SCRATCH.shape), np.array([1.0, -2.0, 0.5])
-    phases = [
-        [[("convolve", x, weight, bias, out, places, scratch, POOLED, "gaussian", 1, 3)]],
-        [[("convolve_gradient", x, delta, places, dW, scratch, POOLED, 1, 3)]],
-        [[("convolve_back", delta, places, weight, dx, scratch, POOLED, 0, 2)]],
-        [[("sum_rows", delta.reshape(-1, 3), bias)]],
-    ]
-    own = Program(phases, 0)
-    assert not own.is_compiled
-    in_turn(own, 1)
-    expected, found = np.zeros_like(out), np.zeros_like(out)
-    old = np.array([1.0, -2.0, 0.5])
-    convolve(x, weight, old, expected, found, scratch, POOLED, "gaussian", slice(1, 3))
-    assert (out == expected).all()
-    assert (places == found).all()
-    assert (out.reshape(-1, 3)[:, 0] == 0).all()
-    np.testing.assert_allclose(bias, delta.reshape(-1, 3).sum(axis=0))
-    # of a linear map: <delta, out - b> is <dW, W> for the filters that were asked for
-    both = delta.reshape(-1, 3)[:, 1:], (out.reshape(-1, 3) - old)[:, 1:]
-    assert np.vdot(dW, weight) == pytest.approx(np.vdot(*both))
-    back = np.vdot(lowered(x, POOLED) @ weight, unpool(delta, places, POOLED))
-    assert np.vdot(dx, x) == pytest.approx(back)
 
 
 @pytest.mark.parametrize("what", BAD)
