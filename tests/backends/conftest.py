@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from backends import BACKENDS, DEVICES, REAL, STAND_INS, backend_of
+from devicearrays import one_of
 
 from syncpretrain.backends.base import Backend
 
@@ -19,16 +20,6 @@ def targets() -> np.ndarray:
 def double(monkeypatch) -> Backend:
     """Return the stand-in for CuPy that works at once."""
     return backend_of("double", monkeypatch)
-
-
-def one_of(names: list[str]):
-    """Return a fixture of these backends."""
-
-    @pytest.fixture(params=names)
-    def made(request, monkeypatch) -> Backend:
-        return backend_of(request.param, monkeypatch)
-
-    return made
 
 
 backend = one_of(BACKENDS[1:])

@@ -11,7 +11,7 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import as_it_is, backend_of
-from onelayer import layer_settings
+from learnersteps import usual
 from pretrainingkinds import KINDS
 from trialruns import notices_of
 
@@ -57,8 +57,7 @@ def trained(X: np.ndarray, **settings) -> tuple[Stack, list]:
 
 
 def rbm(device, layer: int = 1, **settings) -> RBM:
-    own = {"batch_size": 10, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-    learner = RBM(layer, 16, 12, layer_settings(**(own | settings)))
+    learner = RBM(layer, 16, 12, usual(**settings))
     learner.to(device)
     return learner
 

@@ -26,13 +26,7 @@ from syncpretrain.data import blocks
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.base import Learner
-from syncpretrain.pretraining.memory import (
-    VERSIONS,
-    held_rows,
-    pretraining_bytes,
-    room_bytes,
-    stream_size,
-)
+from syncpretrain.pretraining import memory
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.inputs import Events, Ring
@@ -410,9 +404,9 @@ class TestData:
         monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 40 * 16 * 4)
         expected, _ = self.run(bits)
         settings = settings_from(**STREAM, backend="cupy").pretrain
-        rows = held_rows(settings, device, steps=7, held_out=0)
-        beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=30)
-        room = kept_rows.buffer_bytes(200, 16) + room_bytes(settings, device, 7)
+        rows = memory.held_rows(settings, device, steps=7, held_out=0)
+        beside = memory.pretraining_bytes(settings.shapes, examples=rows, batch_size=30)
+        room = kept_rows.buffer_bytes(200, 16) + memory.room_bytes(settings, device, 7)
         # Of two devices the second has half of what is beside the data.
         each = (beside + room) // len(device.devices())
         leave_free(monkeypatch, each + 1)
@@ -459,8 +453,8 @@ class TestMemory:
     def test_the_estimate_counts_the_rings(self, bits, prompt, batch_size):
         run = on_device(bits, batch_size=batch_size)
         steps = -(-200 // batch_size)
-        rows = held_rows(run.settings, prompt, steps=steps, held_out=50)
-        counted = 4 * VERSIONS * rows * sum(LAYERS[1:-1])
+        rows = memory.held_rows(run.settings, prompt, steps=steps, held_out=50)
+        counted = 4 * memory.VERSIONS * rows * sum(LAYERS[1:-1])
         held = [layer._staged for layer in run._layers[:2]]
         for layer in run._layers[:2]:
             held += [ring.memory for ring in layer._above]
@@ -476,7 +470,7 @@ class TestMemory:
         found = json.loads(call("train", *own)[0])["gpu_bytes"]
         assert found["data"] == bits.nbytes and not found["data_on_host"]
         rings = 4 * 20 * 12 * 4 + (4 // 8 + 2) * 50 * 12 * 4
-        without = pretraining_bytes(
+        without = memory.pretraining_bytes(
             settings_from((16, 12, 8)).pretrain.shapes, examples=0, batch_size=20
         )
         assert found["run"] - without >= rings + 2 * 20 * 12 * 4
@@ -490,8 +484,8 @@ class TestMemory:
         monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 50)
         backend = CupyBackend(prompt.xp)
         small = settings_from((784, 1000, 500), handoff="minibatch").pretrain
-        assert stream_size(small, backend, 500) == (50, 25, 500)
-        assert stream_size(small, backend, 9) == (8, 4, 9)
-        assert stream_size(small, backend, 1) == (2, 1, 1)
+        assert memory.stream_size(small, backend, 500) == (50, 25, 500)
+        assert memory.stream_size(small, backend, 9) == (8, 4, 9)
+        assert memory.stream_size(small, backend, 1) == (2, 1, 1)
         large = settings_from((784, 20_000, 500), handoff="minibatch", batch_size=1000).pretrain
-        assert stream_size(large, backend, 500) == (2, 1, 500)
+        assert memory.stream_size(large, backend, 500) == (2, 1, 500)

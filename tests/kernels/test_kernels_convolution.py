@@ -10,14 +10,6 @@ from learnersteps import slopes_of
 from randomconvolutions import ungrouped
 
 from syncpretrain.kernels import convolution
-from syncpretrain.kernels.convolution import (
-    convolve,
-    convolve_at,
-    convolve_back,
-    convolve_gradient,
-    scratch_size,
-    sum_channels,
-)
 from syncpretrain.shapes import ConvolutionShape
 
 REMEMBERED = [
@@ -39,8 +31,8 @@ def drawn(shape, examples=3, dtype="f8", seed=5):
 def forward(x, weight, bias, shape):
     out = np.empty((len(x), shape.hidden), dtype=x.dtype)
     places = np.zeros(out.shape if shape.pooling == "max" else 0, dtype=x.dtype)
-    scratch = np.empty(scratch_size(shape), dtype=x.dtype)
-    convolve(x, weight, bias, out, places, scratch, shape, "gaussian")
+    scratch = np.empty(convolution.scratch_size(shape), dtype=x.dtype)
+    convolution.convolve(x, weight, bias, out, places, scratch, shape, "gaussian")
     return out, places
 
 
@@ -58,9 +50,13 @@ def test_gradients_are_finite_differences(shape):
     x, weight, bias = drawn(shape)
     target = np.random.default_rng(3).standard_normal((len(x), shape.hidden))
     places = forward(x, weight, bias, shape)[1]
-    scratch, dW, dx = np.empty(scratch_size(shape)), np.empty_like(weight), np.empty_like(x)
-    convolve_gradient(x, target, places, dW, scratch, shape)
-    convolve_back(target, places, weight, dx, scratch, shape)
+    scratch, dW, dx = (
+        np.empty(convolution.scratch_size(shape)),
+        np.empty_like(weight),
+        np.empty_like(x),
+    )
+    convolution.convolve_gradient(x, target, places, dW, scratch, shape)
+    convolution.convolve_back(target, places, weight, dx, scratch, shape)
     slopes = slopes_of(lambda given: np.vdot(forward(*given, bias, shape)[0], target), [x, weight])
     for gradient, slope in zip((dx, dW), slopes, strict=True):
         np.testing.assert_allclose(gradient, slope, rtol=5e-6, atol=5e-8)
@@ -69,7 +65,7 @@ def test_gradients_are_finite_differences(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_of_channels(shape):
     x, _, _ = drawn(shape)
-    sums = sum_channels(x, shape, out=np.empty(shape.channels))
+    sums = convolution.sum_channels(x, shape, out=np.empty(shape.channels))
     np.testing.assert_allclose(sums, np.bincount(channel_of(shape), x.sum(axis=0)))
 
 
@@ -82,7 +78,9 @@ def test_each_number_is_that_of_the_place(shape, kind, block, monkeypatch):
     _, weight, bias = drawn(shape, dtype=kind)
     _, places = forward(x, weight, 0 * bias, shape)
     at = np.empty((5, shape.hidden), kind)
-    convolve_at(y, weight, places, at, np.empty(scratch_size(shape), kind), shape)
+    convolution.convolve_at(
+        y, weight, places, at, np.empty(convolution.scratch_size(shape), kind), shape
+    )
     matrix = matrix_of(shape, weight.reshape(shape.size, shape.size, shape.channels, -1))
     _, counts = pooled(shape, x @ matrix)
     parts = (y @ matrix * counts).reshape(
