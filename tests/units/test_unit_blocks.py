@@ -5,9 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 from densechains import finite_differences
-from learnersteps import slopes_of
+from learnersteps import slopes_of, usual
 from minibatches import gradient
-from onelayer import layer_settings
 
 from syncpretrain import Stack, load, pretrain
 from syncpretrain.errors import DataError, ModelFileError, SettingsError
@@ -21,7 +20,7 @@ from syncpretrain.learners.autoencoder import Autoencoder
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.models.layer import DenseLayer
 from syncpretrain.models.likelihood import free_energy, log_z, log_z_ais
-from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.settings import settings_from
 from syncpretrain.units.kinds import blocks_text, kind_of, visible_kind
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
@@ -215,8 +214,7 @@ class TestEnumeration:
 
 
 def settings(text: str, **more):
-    own = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0"), "seed": 3}
-    return layer_settings(**own, visible_units=text, **more)
+    return usual(batch_size=8, visible_units=text, **more)
 
 
 class TestLearners:
