@@ -87,14 +87,8 @@ class TestTraining:
         reported = {}
         for backend in ("numpy", name):
             events = []
-            pretrain(
-                X[:1200],
-                layers=(16, 8, 4),
-                epochs=2,
-                validation=X[1200:],  # more than are looked at
-                backend=backend,
-                observers=[events.append],
-            )
+            own = {"layers": (16, 8, 4), "epochs": 2, "validation": X[1200:]}  # more than looked at
+            pretrain(X[:1200], **own, backend=backend, observers=[events.append])
             reported[backend] = errors_of(events)
         np.testing.assert_allclose(reported[name], reported["numpy"], rtol=1e-5)
 

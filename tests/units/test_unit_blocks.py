@@ -213,15 +213,12 @@ class TestEnumeration:
             log_z(layer_of(text), words=words)
 
 
-def settings(text: str, **more):
-    return usual(batch_size=8, visible_units=text, **more)
-
-
 class TestLearners:
     @pytest.mark.parametrize("text", TEXTS)
     @pytest.mark.parametrize("missing", [False, True])
     def test_the_gradient_of_contrastive_divergence(self, text, missing):
-        rbm = RBM(1, kind_of(text).blocks.width, 3, settings(text, missing=missing))
+        own = usual(batch_size=8, visible_units=text, missing=missing)
+        rbm = RBM(1, kind_of(text).blocks.width, 3, own)
         first = layer_of(text)
         rbm.weight[:], rbm.visible_bias[:] = first.weight, first.visible_bias
         rbm.hidden_bias[:] = 0 if kind_of(text).are_counts else first.hidden_bias
@@ -250,7 +247,7 @@ class TestLearners:
         assert error == pytest.approx(distance, rel=1e-4)
 
     def test_persistent_documents_have_as_many_words_as_those_of_the_data(self):
-        rbm = RBM(1, WIDTH, 3, settings(MIXTURE, persistent=True))
+        rbm = RBM(1, WIDTH, 3, usual(batch_size=8, visible_units=MIXTURE, persistent=True))
         X = rows_of(MIXTURE, 8)
         rbm.gradient(X, np.arange(8), epoch=1, step=0)
         chains = -rbm._v[8:16] * 8  # which the gradient divided
@@ -260,7 +257,8 @@ class TestLearners:
     @pytest.mark.parametrize("text", TEXTS)
     @pytest.mark.parametrize("loss", ["cross-entropy", "squared"])
     def test_an_autoencoders_gradient_by_finite_differences(self, text, loss):
-        learner = Autoencoder(1, kind_of(text).blocks.width, 3, settings(text, loss=loss))
+        own = usual(batch_size=8, visible_units=text, loss=loss)
+        learner = Autoencoder(1, kind_of(text).blocks.width, 3, own)
         first = layer_of(text)
         learner.weight[:], learner.visible_bias[:] = first.weight, first.visible_bias
         X = rows_of(text, 4)
