@@ -181,14 +181,9 @@ class TestTraining:
 
     def test_a_run_records_its_backend_and_resumes_on_it(self, bits, name, tmp_path, monkeypatch):
         np.savez(tmp_path / "x.npz", X=bits, y=np.arange(200) % 2)
-        settings = settings_from(
-            (16, 8, 4),
-            epochs=2,
-            batch_size=20,
-            backend=name,
-            data={"name": str(tmp_path / "x.npz")},
-            finetune={"objective": "classification", "epochs": 1, "batch_size": 20},
-        )
+        tuning = {"objective": "classification", "epochs": 1, "batch_size": 20}
+        own = {"epochs": 2, "batch_size": 20, "backend": name, "finetune": tuning}
+        settings = settings_from((16, 8, 4), **own, data={"name": str(tmp_path / "x.npz")})
         whole = train_run(settings, out=tmp_path / "whole")
         assert whole["backend"] == name
         assert json.loads((tmp_path / "whole" / METRICS_NAME).read_text())["backend"] == name

@@ -50,11 +50,8 @@ def test_gradients_are_finite_differences(shape):
     x, weight, bias = drawn(shape)
     target = np.random.default_rng(3).standard_normal((len(x), shape.hidden))
     places = forward(x, weight, bias, shape)[1]
-    scratch, dW, dx = (
-        np.empty(convolution.scratch_size(shape)),
-        np.empty_like(weight),
-        np.empty_like(x),
-    )
+    scratch = np.empty(convolution.scratch_size(shape))
+    dW, dx = np.empty_like(weight), np.empty_like(x)
     convolution.convolve_gradient(x, target, places, dW, scratch, shape)
     convolution.convolve_back(target, places, weight, dx, scratch, shape)
     slopes = slopes_of(lambda given: np.vdot(forward(*given, bias, shape)[0], target), [x, weight])
