@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiledproducts import COMPILED
 from convolutioncases import ASIDE, FORMS, Case, Drawn, part_of, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,9 +24,7 @@ from syncpretrain.kernels.native import shape_numbers
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.shapes import ConvolutionShape
 
-pytestmark = pytest.mark.skipif(
-    native.extension is None, reason="the compiled kernels are not there"
-)
+pytestmark = COMPILED
 
 
 def assert_same(ours, theirs, shape):

@@ -75,9 +75,8 @@ def test_each_number_is_that_of_the_place(shape, kind, block, monkeypatch):
     _, weight, bias = drawn(shape, dtype=kind)
     _, places = forward(x, weight, 0 * bias, shape)
     at = np.empty((5, shape.hidden), kind)
-    convolution.convolve_at(
-        y, weight, places, at, np.empty(convolution.scratch_size(shape), kind), shape
-    )
+    scratch = np.empty(convolution.scratch_size(shape), kind)
+    convolution.convolve_at(y, weight, places, at, scratch, shape)
     matrix = matrix_of(shape, weight.reshape(shape.size, shape.size, shape.channels, -1))
     _, counts = pooled(shape, x @ matrix)
     parts = (y @ matrix * counts).reshape(

@@ -118,9 +118,8 @@ def test_a_mean_is_within_three_units_in_the_last_place_of_its_true_value(units,
 def test_a_mean_does_not_depend_on_where_it_stands():
     x = array((1, 257), 3, spread=6)
     zeros = np.zeros(257, dtype=np.float32)
-    alone = np.concatenate(
-        [FORMS["means"](v.reshape(1, 1).copy(), zeros[:1], UNITS[0]) for v in x.T]
-    )
+    each = [FORMS["means"](v.reshape(1, 1).copy(), zeros[:1], UNITS[0]) for v in x.T]
+    alone = np.concatenate(each)
     for start in range(40):
         own = FORMS["means"](x[:, start:].copy(), zeros[start:], UNITS[0])
         assert_bits(own.ravel(), alone[start:].ravel())
@@ -408,15 +407,9 @@ def test_arrays_that_overlap_go_to_numpy():
 
 
 def python(*arguments, cwd=None, **environment):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
 
 
 CHOSEN = """

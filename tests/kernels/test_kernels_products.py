@@ -403,9 +403,8 @@ def test_the_orders_of_sums_differ_in_their_bits():
     assert {"portable pairs", "portable tiles"} <= set(BFLOAT16_FORMS)
     assert (by_pairs(a, b) != by_tiles(a, b)).any()
     assert native.extension.bfloat16_forms()[0] == BFLOAT16_FORMS[0]
-    np.testing.assert_array_equal(
-        multiply_bfloat16(a, b), compiled("multiply_bfloat16", a, b, form=BFLOAT16_FORMS[0])
-    )
+    found = compiled("multiply_bfloat16", a, b, form=BFLOAT16_FORMS[0])
+    np.testing.assert_array_equal(multiply_bfloat16(a, b), found)
 
 
 def test_factors_of_float64_are_products_of_float32():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from barpictures import bars, tuned
+from compiledproducts import COMPILED
 from convolutionalruns import LAYERS, train
 from convolutioncases import FORMS, Drawn, part_of, shapes
 from hypothesis import given, settings
@@ -20,7 +21,6 @@ from roundedgradients import ROUNDING, away, gradients
 from syncpretrain import load
 from syncpretrain.backends.base import Backend
 from syncpretrain.finetuning.network import Network
-from syncpretrain.kernels import native
 from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_gradient
 from syncpretrain.kernels.precision import rounded
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
@@ -31,9 +31,6 @@ PORTABLE = 2  # the number of the form without the instruction, in the place of 
 SHAPE = ConvolutionShape(3, 9, 8, 5, 3, pad=1, pool=1)
 POOLED = ConvolutionShape(2, 8, 8, 5, 3, pool=2, channels_first=True)
 EQUATIONS = {"up": convolve, "gradient": convolve_gradient, "back": convolve_back}
-needs_extension = pytest.mark.skipif(
-    native.extension is None, reason="the compiled kernels are not there"
-)
 
 
 def case_of(shape, number=True, **options):
@@ -61,7 +58,7 @@ def exactly(shape, x, weight, delta, *, is_rounded):
     return up, gradient, back
 
 
-@needs_extension
+@COMPILED
 @settings(max_examples=120, deadline=None)
 @given(shapes(), st.integers(1, 4), st.integers(0, 99))
 def test_products_are_those_of_rounded_factors(shape, examples, seed):
@@ -78,7 +75,7 @@ def test_products_are_those_of_rounded_factors(shape, examples, seed):
         assert (np.abs(own - expected) <= (terms[i] + 8) * 2.0**-23 * bounds[i] + 1e-30).all()
 
 
-@needs_extension
+@COMPILED
 @settings(max_examples=120, deadline=None)
 @given(st.data(), shapes(), st.integers(1, 4), st.booleans())
 def test_both_forms_and_parts_by_filters_have_the_same_bits(data, shape, examples, places):
@@ -95,7 +92,7 @@ def test_both_forms_and_parts_by_filters_have_the_same_bits(data, shape, example
     np.testing.assert_array_equal(by_filter[1], by_filter[3])
 
 
-@needs_extension
+@COMPILED
 @pytest.mark.parametrize("shape", [SHAPE, POOLED, replace(POOLED, pooling="mean")])
 def test_what_is_pooled_goes_back_in_float32(shape):
     places = shape.has_places
@@ -104,7 +101,7 @@ def test_what_is_pooled_goes_back_in_float32(shape):
     assert same == [not replace(shape, rounded=True).rounds, *[shape.pool > 1] * 2]
 
 
-@needs_extension
+@COMPILED
 @pytest.mark.parametrize("shape", [SHAPE, POOLED, replace(SHAPE, channels=6, filters=4, groups=2)])
 def test_numpy_adds_the_same_rounded_terms(shape):
     case = case_of(shape, examples=4, places=shape.has_places)
