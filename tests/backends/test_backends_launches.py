@@ -111,26 +111,23 @@ class TestLaunches:
         assert tuned(optimizer, x, y) == [*forward, *BACK, "sgemm", "sgd_step", *finite]
 
 
-class TestFlatParameters:
-    """The parameters of a learner on a device, which one launch moves."""
-
-    def test_what_lies_between_the_arrays_stays_0(self, double):
-        learner = autoencoder(tied=False)
-        learner.to(double)
-        X = double.asarray(np.float32(normal(40, VISIBLE) > 0))
-        rows, step, flat = double.asarray(np.arange(ROWS)), WholeStep(learner), learner.flat
-        double.synchronize()
-        with learner.stream:
-            for number in range(3):
-                step.train_step(X, rows, epoch=1, step=number)
-            learner.stream.synchronize()
-        assert flat.weights == 2 * 200, "two of 198"
-        starts = sorted(array.data.ptr - flat.parameters.data.ptr for array in learner.parameters)
-        assert starts == [4 * start for start in (0, 200, 400, 412)]
-        assert learner.weight.data.ptr == flat.parameters.data.ptr
-        for vector in (flat.parameters, flat.gradients, flat.velocities):
-            between = double.tohost(vector)[[198, 199, 398, 399, 411, 430, 431]]
-            np.testing.assert_array_equal(between, 0)
+def test_what_lies_between_the_flat_parameters_of_a_learner_stays_0(double):
+    learner = autoencoder(tied=False)
+    learner.to(double)
+    X = double.asarray(np.float32(normal(40, VISIBLE) > 0))
+    rows, step, flat = double.asarray(np.arange(ROWS)), WholeStep(learner), learner.flat
+    double.synchronize()
+    with learner.stream:
+        for number in range(3):
+            step.train_step(X, rows, epoch=1, step=number)
+        learner.stream.synchronize()
+    assert flat.weights == 2 * 200, "two of 198"
+    starts = sorted(array.data.ptr - flat.parameters.data.ptr for array in learner.parameters)
+    assert starts == [4 * start for start in (0, 200, 400, 412)]
+    assert learner.weight.data.ptr == flat.parameters.data.ptr
+    for vector in (flat.parameters, flat.gradients, flat.velocities):
+        between = double.tohost(vector)[[198, 199, 398, 399, 411, 430, 431]]
+        np.testing.assert_array_equal(between, 0)
 
 
 def test_means_of_exclusive_units_and_their_error_are_several_launches(double):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import fakecupy
 import numpy as np
 import pytest
@@ -39,13 +41,9 @@ TUNING = {
     "dropout": {"dropout": 0.3, "input_dropout": 0.1},
     "patience": {"patience": 1, "epochs": 4},
 }
-TUNED = [  # layers, how they are tuned, classes
-    (LAYERS, "reconstruction", 0),
-    (LAYERS, "dropout", 3),
-    (LAYERS, "patience", 0),
-    (IMAGES["layers"], "reconstruction", 3),
-    (IMAGES["layers"], "dropout", 0),
-    (IMAGES["layers"], "patience", 3),
+TUNED = [  # layers, how they are tuned, classes: every second
+    (layers, tuning, 3 * (i % 2))
+    for i, (layers, tuning) in enumerate(product((LAYERS, IMAGES["layers"]), TUNING))
 ]
 
 pytestmark = pytest.mark.usefixtures("unexamined")

@@ -419,13 +419,10 @@ class TestData:
 
     @pytest.mark.parametrize("visible_bias", ["zero", "log-odds"])
     def test_an_iterable(self, bits, device, visible_bias):
-        def arrays():
-            for start in range(0, 200, 45):  # not those of minibatches
-                yield bits[start : start + 45]
-
         class Loader:
             def __iter__(self):
-                return arrays()
+                for start in range(0, 200, 45):  # not those of minibatches
+                    yield bits[start : start + 45]
 
         own = {"visible_bias": visible_bias}
         oracle = pretrain(Loader(), **STREAM, **own, backend="numpy")
@@ -470,9 +467,8 @@ class TestMemory:
         found = json.loads(call("train", *own)[0])["gpu_bytes"]
         assert found["data"] == bits.nbytes and not found["data_on_host"]
         rings = 4 * 20 * 12 * 4 + (4 // 8 + 2) * 50 * 12 * 4
-        without = memory.pretraining_bytes(
-            settings_from((16, 12, 8)).pretrain.shapes, examples=0, batch_size=20
-        )
+        shapes = settings_from((16, 12, 8)).pretrain.shapes
+        without = memory.pretraining_bytes(shapes, examples=0, batch_size=20)
         assert found["run"] - without >= rings + 2 * 20 * 12 * 4
         monkeypatch.setattr(fakecupy, "MEMORY", (found["run"] + 6_000) // 2)
         monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 3 * 16 * 4)
