@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import BACKENDS, DEVICES, REAL, STAND_INS, backend_of
-
-from syncpretrain.backends.base import Backend
+from backends import BACKENDS, DEVICES, REAL, STAND_INS
+from devicearrays import one_of
 
 
 @pytest.fixture(scope="session")
@@ -15,22 +14,7 @@ def targets() -> np.ndarray:
     return np.random.default_rng(1).integers(3, size=200)
 
 
-@pytest.fixture
-def double(monkeypatch) -> Backend:
-    """Return the stand-in for CuPy that works at once."""
-    return backend_of("double", monkeypatch)
-
-
-def one_of(names: list[str]):
-    """Return a fixture of these backends."""
-
-    @pytest.fixture(params=names)
-    def made(request, monkeypatch) -> Backend:
-        return backend_of(request.param, monkeypatch)
-
-    return made
-
-
+double = one_of(["double"])  # the stand-in for CuPy that works at once
 backend = one_of(BACKENDS[1:])
 device = one_of(DEVICES)
 prompt = one_of(["double", *REAL])  # CuPy, or the stand-in that works at once

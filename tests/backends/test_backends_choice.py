@@ -14,7 +14,6 @@ from trialruns import notices_of, stop_after
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.cli import main
 from syncpretrain.errors import RunInterrupted, SettingsError, WorkerError
 from syncpretrain.learners.base import Learner
 from syncpretrain.parallel import available_memory
@@ -114,20 +113,6 @@ class TestChoice:
         with pytest.raises(SettingsError, match=f"backend: got cupy with .*{message}"):
             finetune(stack, bits, **settings, backend="cupy")
 
-    def test_a_gpu_that_is_missing_is_told_before_anything_is_written(
-        self, bits, monkeypatch, tmp_path
-    ):
-        fakecupy.install(monkeypatch, devices=0)
-        np.save(tmp_path / "x.npy", bits)
-        settings = settings_from(
-            (16, 8), backend="cupy", data={"name": str(tmp_path / "missing.npy")}
-        )
-        with pytest.raises(SettingsError, match="backend: got cupy, but the driver finds no"):
-            train_run(settings, out=tmp_path / "run")
-        assert not (tmp_path / "run").exists()
-        with pytest.raises(SettingsError, match="backend: got cupy, but the driver finds no"):
-            pretrain(bits, layers=(16, 8), backend="cupy")
-
     def test_a_run_whose_gpu_is_gone_goes_on_elsewhere_and_says_so(
         self, double, bits, monkeypatch, tmp_path
     ):
@@ -141,8 +126,10 @@ class TestChoice:
                 train_run(settings, out=tmp_path / "run")
         assert read_settings(tmp_path / "run" / CONFIG_NAME).pretrain.backend == "cupy"
         fakecupy.install(monkeypatch, devices=0)
-        with pytest.raises(SettingsError, match=r"got cupy, but .* Or take --backend numpy"):
-            resume_run(tmp_path / "run")
+        own = {"layers": (16, 8), "backend": "cupy"}
+        for work in (lambda: resume_run(tmp_path / "run"), lambda: pretrain(bits, **own)):
+            with pytest.raises(SettingsError, match=r"got cupy, but .* Or take --backend numpy"):
+                work()
         events = []
         report = resume_run(tmp_path / "run", backend="numpy", observers=[events.append])
         assert report["backend"] == "numpy"
@@ -254,15 +241,11 @@ class TestChoice:
             (["--backend", "cupy:0", "--runtime", "processes"], "got cupy:0 with runtime proc"),
         ],
     )
-    def test_the_command_refuses_with_status_2(
-        self, bits, monkeypatch, tmp_path, capfd, options, message
+    def test_the_command_refuses_before_data_are_read_or_anything_is_written(
+        self, monkeypatch, tmp_path, call, options, message
     ):
         fakecupy.install(monkeypatch, devices=0)
-        np.save(tmp_path / "x.npy", bits)
-        out = tmp_path / "run"
-        given = ["--layers", "16,8", "--data", str(tmp_path / "x.npy"), "--out", str(out)]
-        with pytest.raises(SystemExit) as left:
-            main(["train", *given, *options], prog_name="syncpretrain")
-        assert left.value.code == 2
-        assert message in " ".join(capfd.readouterr().err.split())
-        assert not out.exists()
+        given = ["--layers", "16,8", "--data", tmp_path / "x.npy", "--out", tmp_path / "run"]
+        _, err = call("train", *given, *options, status=2)
+        assert message in " ".join(err.split())
+        assert not any(tmp_path.iterdir())

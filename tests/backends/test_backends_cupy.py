@@ -26,6 +26,7 @@ from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.dispatch import registered
 from syncpretrain.rng import Address, Purpose
+from syncpretrain.settings import settings_from
 
 ADDRESS = Address(11, Purpose.HIDDEN, layer=1, epoch=2, step=3)
 SOURCE = cuda_source()
@@ -121,9 +122,10 @@ class TestSelect:
         ]
 
     @pytest.mark.parametrize("name", ["gpu", "cupy:", "cupy:x", "CUPY", "cupy:-1", ""])
-    def test_an_unknown_name(self, name):
-        with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
-            select(name)
+    def test_an_unknown_name_is_refused_in_settings_and_where_it_is_taken(self, name):
+        for work in (select, lambda name: settings_from((16, 8), backend=name)):
+            with pytest.raises(SettingsError, match="expected auto, numpy, cupy or cupy:NUMBER"):
+                work(name)
 
     @pytest.mark.parametrize("what", UNUSABLE)
     def test_a_gpu_that_is_none_or_cannot_compute_is_left_out_by_auto_and_told_of(

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import fakecupy
 import numpy as np
 import pytest
+from densechains import make_chain
 from devicearrays import in_both_orders, normal
+from learnersteps import usual
 from minibatches import train
-from onelayer import layer_settings
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends.cuda_source import cuda_source
-from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import adam, gradient_descent
 from syncpretrain.kernels.backprop import means_and_error, squared_error
 from syncpretrain.learners.autoencoder import Autoencoder
-from syncpretrain.learners.base import Learner
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.settings import MomentumSchedule
 
 VIEWS = {"reshape", "split", "empty_like"}  # are no launches
 PLACE = {"asarray", "gather_rows"}  # bring a minibatch to where it lies
 VISIBLE, HIDDEN, ROWS = 18, 11, 20
-STEP = {"batch_size": ROWS, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-STEP |= {"weight_decay": 2e-3, "l1": 1e-3}
+STEP = {"batch_size": ROWS, "weight_decay": 2e-3, "l1": 1e-3}
 UP = ["sgemm", "unit_means"]
 BACK = ["sgemm", "sgemm", "derivative_and_sums"]
 AUTOENCODED = ["gather_rows", *UP, *UP, "output_delta", *BACK[1:]]
@@ -38,11 +33,11 @@ RBM_STEP = [
 
 
 def rbm(**settings) -> RBM:
-    return RBM(1, VISIBLE, HIDDEN, layer_settings(**STEP | settings))
+    return RBM(1, VISIBLE, HIDDEN, usual(**STEP | settings))
 
 
 def autoencoder(**settings) -> Autoencoder:
-    return Autoencoder(1, VISIBLE, HIDDEN, layer_settings(**STEP | settings))
+    return Autoencoder(1, VISIBLE, HIDDEN, usual(**STEP | settings))
 
 
 def launched(step) -> list[str]:
@@ -100,53 +95,39 @@ class TestLaunches:
         [({}, ["adam_step"]), ({"weight_decay": 0.01}, ["shrink"] * 4 + ["adam_step"])],
     )
     def test_of_fine_tuning(self, double, settings, expected):
-        network = self.network(double, (6, 5, 4, 5, 6))
+        chain = make_chain(["bernoulli"] * 4, (6, 5, 4, 5, 6), np.float32)
+        network = Network(chain, loss="squared", batch_size=8, backend=double)
         x = double.asarray(np.float32(normal(8, 6) > 0))
         optimizer = adam(network, **settings)
         assert tuned(optimizer, x, x) == [*UP * 4, "output_delta", *BACK * 3, "sgemm", *expected]
 
     def test_of_fine_tuning_a_classifier(self, double):
-        network = self.network(double, (6, 5, 3), "softmax", "cross-entropy")
+        chain = make_chain(["bernoulli", "softmax"], (6, 5, 3), np.float32)
+        network = Network(chain, loss="cross-entropy", batch_size=8, backend=double)
         x, y = double.asarray(normal(6, 6)), double.asarray(np.eye(6, 3, dtype=np.float32))
         optimizer = gradient_descent(network, momentum=0.5)
         forward = [*UP, "sgemm", "softmax_means", "wrong", "output_delta"]
         finite = ["multiply", "add"]  # the count is NaN where the output is not finite
         assert tuned(optimizer, x, y) == [*forward, *BACK, "sgemm", "sgd_step", *finite]
 
-    def network(self, backend, sizes, last="bernoulli", loss="squared") -> Network:
-        shapes = list(pairwise(sizes))
-        units = ["bernoulli"] * (len(shapes) - 1) + [last]
-        chain = [
-            Affine(normal(*shape), normal(shape[1], seed=1), kind)
-            for shape, kind in zip(shapes, units, strict=True)
-        ]
-        return Network(chain, loss=loss, batch_size=8, backend=backend)
 
-
-class TestFlatParameters:
-    """The parameters of a learner on a device, which one launch moves."""
-
-    def test_what_lies_between_the_arrays_stays_0(self, double):
-        learner = self.trained(double, autoencoder(tied=False))
-        flat = learner.flat
-        assert flat.weights == 2 * 200, "two of 198"
-        starts = sorted(array.data.ptr - flat.parameters.data.ptr for array in learner.parameters)
-        assert starts == [4 * start for start in (0, 200, 400, 412)]
-        assert learner.weight.data.ptr == flat.parameters.data.ptr
-        for vector in (flat.parameters, flat.gradients, flat.velocities):
-            between = double.tohost(vector)[[198, 199, 398, 399, 411, 430, 431]]
-            np.testing.assert_array_equal(between, 0)
-
-    def trained(self, backend, learner: Learner, first: int = 0) -> Learner:
-        learner.to(backend)
-        X = backend.asarray(np.float32(normal(40, VISIBLE) > 0))
-        rows, step = backend.asarray(np.arange(ROWS)), WholeStep(learner)
-        backend.synchronize()
-        with learner.stream:
-            for number in range(first, first + 3):
-                step.train_step(X, rows, epoch=1, step=number)
-            learner.stream.synchronize()
-        return learner
+def test_what_lies_between_the_flat_parameters_of_a_learner_stays_0(double):
+    learner = autoencoder(tied=False)
+    learner.to(double)
+    X = double.asarray(np.float32(normal(40, VISIBLE) > 0))
+    rows, step, flat = double.asarray(np.arange(ROWS)), WholeStep(learner), learner.flat
+    double.synchronize()
+    with learner.stream:
+        for number in range(3):
+            step.train_step(X, rows, epoch=1, step=number)
+        learner.stream.synchronize()
+    assert flat.weights == 2 * 200, "two of 198"
+    starts = sorted(array.data.ptr - flat.parameters.data.ptr for array in learner.parameters)
+    assert starts == [4 * start for start in (0, 200, 400, 412)]
+    assert learner.weight.data.ptr == flat.parameters.data.ptr
+    for vector in (flat.parameters, flat.gradients, flat.velocities):
+        between = double.tohost(vector)[[198, 199, 398, 399, 411, 430, 431]]
+        np.testing.assert_array_equal(between, 0)
 
 
 def test_means_of_exclusive_units_and_their_error_are_several_launches(double):

@@ -11,7 +11,7 @@ import pytest
 from backends import on_devices
 from devicearrays import framed, normal, relative
 
-from syncpretrain import Stack, finetune, pretrain
+from syncpretrain import finetune, pretrain
 from syncpretrain.backends.choice import resolve_backend
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels.precision import PRECISIONS, multiply_bfloat16, multiply_tf32, rounded
@@ -35,30 +35,27 @@ STACKS = [
 APART = {"float32": 3e-6, "tf32": 4e-3, "bfloat16": 1e-2}
 
 
+PLACED = {
+    "as it is": lambda backend, x: backend.asarray(x),
+    "transposed": lambda backend, x: backend.asarray(np.ascontiguousarray(x.T)).T,
+    "in a frame": lambda backend, x: framed(backend, x)[0],
+}
+
+
 class TestProducts:
-    @pytest.mark.parametrize("left", ["as it is", "transposed", "in a frame", "a row"])
-    @pytest.mark.parametrize("right", ["as it is", "transposed", "in a frame"])
+    @pytest.mark.parametrize("left", [*PLACED, "a row"])
+    @pytest.mark.parametrize("right", PLACED)
     def test_rounded_factors_against_float64(self, backend, left, right):
-        a, a_there = self.factor(backend, left, (9, 14), 0)
-        b, b_there = self.factor(backend, right, (14, 11), 1)
+        a, b = normal(9, 14), normal(14, 11, seed=1)
+        a = a[0] if left == "a row" else a
+        a_there = PLACED.get(left, PLACED["as it is"])(backend, a)
+        b_there = PLACED[right](backend, b)
         exact = np.float64(a) @ b
         found = backend.tohost(multiply_bfloat16(a_there, b_there))
         assert relative(found, np.float64(rounded(a)) @ rounded(b)) < 1e-6
         assert relative(found, exact) > 1e-4
         found = backend.tohost(multiply_tf32(a_there, b_there))
         assert 0 < relative(found, exact) < 2.0**-9
-
-    def factor(self, backend, layout, shape, seed):
-        """Return a factor on the host and on the device."""
-        if layout == "a row":
-            host = normal(shape[1], seed=seed)
-            return host, backend.asarray(host)
-        host = normal(*shape, seed=seed)
-        if layout == "transposed":
-            return host, backend.asarray(np.ascontiguousarray(host.T)).T
-        if layout == "in a frame":
-            return host, framed(backend, host)[0]
-        return host, backend.asarray(host)
 
     @pytest.mark.parametrize("name", ROUNDED)
     def test_into_an_array_and_then_in_float32_again(self, backend, name):
@@ -119,7 +116,10 @@ class TestTraining:
             assert info["precision"] == precision
             on_cpu = "float32" if precision == "tf32" else precision
             theirs, _ = run(precision=on_cpu, backend="numpy")
-            self.check(ours, theirs, precision)
+            for own, other in zip(ours.layers, theirs.layers, strict=True):
+                for (name, x), (_, y) in zip(own.parameters(), other.parameters(), strict=True):
+                    told = f"{precision}, {name}"
+                    np.testing.assert_allclose(x, y, atol=APART[precision], err_msg=told)
             sums.add(ours.parameters_sha256)
         assert len(sums) == len(PRECISIONS), "each multiplies other numbers"
 
@@ -144,12 +144,6 @@ class TestTraining:
             return tuned, tuned.info["finetune"][0]
 
         self.compare(run)
-
-    def check(self, ours: Stack, theirs: Stack, precision: str) -> None:
-        for own, other in zip(ours.layers, theirs.layers, strict=True):
-            for (name, x), (_, y) in zip(own.parameters(), other.parameters(), strict=True):
-                told = f"{precision}, {name}"
-                np.testing.assert_allclose(x, y, atol=APART[precision], err_msg=told)
 
 
 class TestSettings:

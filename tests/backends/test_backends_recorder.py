@@ -11,9 +11,8 @@ import fakecupy
 import numpy as np
 import pytest
 from backends import as_it_is, backend_of
-from onelayer import layer_settings
+from learnersteps import usual
 from pretrainingkinds import KINDS
-from stackcomparisons import alike
 from trialruns import notices_of
 
 from syncpretrain import Stack, finetune, pretrain
@@ -58,8 +57,7 @@ def trained(X: np.ndarray, **settings) -> tuple[Stack, list]:
 
 
 def rbm(device, layer: int = 1, **settings) -> RBM:
-    own = {"batch_size": 10, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-    learner = RBM(layer, 16, 12, layer_settings(**(own | settings)))
+    learner = RBM(layer, 16, 12, usual(**settings))
     learner.to(device)
     return learner
 
@@ -189,10 +187,12 @@ class TestBlocks:
 
 TUNING = {
     "adam": {},
-    "momentum and decay": {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.01},
+    "momentum and decay": {"optimizer": "sgd", "momentum": 0.5, "weight_decay": 0.01}
+    | {"rate_schedule": "cosine"},
     "dropout and cosine": {"dropout": 0.3, "input_dropout": 0.1, "rate_schedule": "cosine"},
     "nesterov and linear": {"optimizer": "sgd", "momentum": 0.5, "nesterov": True}
     | {"rate_schedule": "linear"},
+    "decay and cosine": {"weight_decay": 0.1, "rate_schedule": "cosine", "learning_rate": 0.01},
     "weights": {"weights": np.linspace(0.5, 1.5, 110)},
 }
 
@@ -217,18 +217,6 @@ class TestFineTuning:
         expected = finetune(stack, X, *y, **own, observers=[events.append])
         assert len([text for text in notices_of(events) if "not asked for" in text]) == 1
         assert found.parameters_sha256 == expected.parameters_sha256
-
-    @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-    @pytest.mark.parametrize("layers", [(16, 8), "1x4x4,conv:3x3,8"])
-    def test_decay_with_a_rate_of_its_own_in_each_step_is_numpys(
-        self, late, X, layers, optimizer, queued
-    ):
-        stack = pretrain(X, layers=layers, epochs=1, backend="numpy")
-        own = {"epochs": 3, "batch_size": 15, "weight_decay": 0.1, "rate_schedule": "cosine"}
-        own |= {"optimizer": optimizer, "learning_rate": 0.01}
-        tuned = finetune(stack, X, **own, backend="cupy")
-        assert queued.count("graph") == 3 * 3 - 2
-        alike(tuned, finetune(stack, X, **own, backend="numpy"))
 
 
 class TestWhatIsNotRecorded:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from backends import as_it_is, backend_of
 from devicedraws import draw_as_on_a_device
-from onelayer import layer_settings
+from learnersteps import usual
 from pretrainingkinds import KINDS
 from stackcomparisons import alike
 from trialruns import notices_of, stopped_after
@@ -31,7 +31,7 @@ from syncpretrain.learners.steps import Step
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.pretraining.memory import shard_bytes
-from syncpretrain.settings import MomentumSchedule, settings_from
+from syncpretrain.settings import settings_from
 
 REFUSED = {"chains"}  # in shards, which the CPU alone has
 LEARNERS = {name: kind for name, kind in KINDS.items() if name not in REFUSED}
@@ -70,8 +70,7 @@ def trained(X: np.ndarray, **settings):
 
 
 def rbm() -> RBM:
-    own = {"batch_size": 12, "learning_rate": 0.1, "momentum": MomentumSchedule("0.5")}
-    return RBM(1, 16, 12, layer_settings(**own))
+    return RBM(1, 16, 12, usual(batch_size=12))
 
 
 def epoch_of(learner: RBM, step: Step, X) -> float:

@@ -11,15 +11,15 @@ from itertools import pairwise
 import fakecupy
 import numpy as np
 import pytest
-from backends import on_devices, with_tensor_cores
-from devicearrays import in_both_orders, normal, same_bits
+from backends import BACKENDS, as_it_is, on_devices, with_tensor_cores
+from devicearrays import in_both_orders, normal, one_of, same_bits
 from minibatches import train
 from stackcomparisons import alike
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.backends import cuda_fused
 from syncpretrain.backends.base import Rule
-from syncpretrain.backends.cuda_fused import TUNING_FILES, CudaTuning
+from syncpretrain.backends.cuda_fused import TUNING_FILES
 from syncpretrain.backends.cuda_source import cuda_source
 from syncpretrain.finetuning.chain import Affine, Dropout
 from syncpretrain.finetuning.network import Network
@@ -54,28 +54,16 @@ LAUNCHED_AGAIN = [
 WHOLE = ["forward_layer", "forward_output", "delta_of_layer", "move_network"]
 ROWS, RATE = 70, 0.003
 
-
-@pytest.fixture(params=["double", "deferred", "cupy"])
-def backend(request, monkeypatch):
-    return with_tensor_cores(request.param, monkeypatch)
-
-
-@pytest.fixture
-def double(monkeypatch):
-    return with_tensor_cores("double", monkeypatch)
+backend = one_of(BACKENDS[1:], with_tensor_cores)
+double = one_of(["double"], with_tensor_cores)
 
 
 def network(chain, *, backend=None, kind="f4", precision="float32", **options):
     sizes, units, loss = chain
-    own = [
-        Affine(
-            (normal(*shape, seed=i) / np.sqrt(shape[0])).astype(kind),
-            normal(shape[1], seed=9 + i).astype(kind),
-            name,
-            precision,
-        )
-        for i, (shape, name) in enumerate(zip(pairwise(sizes), units, strict=True))
-    ]
+    own = []
+    for i, (shape, name) in enumerate(zip(pairwise(sizes), units, strict=True)):
+        W, b = normal(*shape, seed=i) / np.sqrt(shape[0]), normal(shape[1], seed=9 + i)
+        own.append(Affine(W.astype(kind), b.astype(kind), name, precision))
     return Network(own, loss=loss, batch_size=ROWS, backend=backend, **options)
 
 
@@ -99,12 +87,6 @@ def trained(network: Network, optimizer: Optimizer, given, weights=None) -> list
     return errors
 
 
-def steps_in(log) -> list[str]:
-    """Return what is launched behind the copy of the minibatch to where it lies."""
-    names = [what for _, _, what in log if what not in ("reshape", "split")]
-    return [what for what in names if what not in ("asarray", "gather_rows")]
-
-
 def state_of(network: Network, optimizer: Optimizer) -> list[np.ndarray]:
     moments = [array for array in optimizer.state().values() if array.size]
     places = Places([w.size + b.size for w, b in network.chain], network.backend)
@@ -121,7 +103,6 @@ class TestSteps:
         for own, kind in ((backend, "f4"), (None, "f8")):
             net = network(CHAINS[chain], backend=own, kind=kind)
             optimizer = OPTIMIZERS[name](net)
-            fakecupy.log.clear()
             arrays = [[x.astype(kind) for x in pair] for pair in given]
             errors = trained(net, optimizer, arrays)
             found.append((errors, state_of(net, optimizer)))
@@ -204,7 +185,8 @@ class TestLaunches:
         x, target = map(double.asarray, given)
         fakecupy.log.clear()
         train(optimizer, x, target, rate=RATE, epoch=1, step=1)
-        return steps_in(fakecupy.log)
+        others = {"reshape", "split", "asarray", "gather_rows"}  # bring the minibatch to its place
+        return [what for _, _, what in fakecupy.log if what not in others]
 
     def test_of_the_autoencoder_of_8_layers(self, double):
         sizes = (9, 8, 7, 6, 5, 6, 7, 8, 9)
@@ -250,34 +232,26 @@ class TestLaunches:
 class TestTraining:
     @pytest.mark.parametrize(("backend", "case"), on_devices(LAUNCHED_AGAIN), indirect=["backend"])
     def test_blocks_that_are_launched_again_have_the_bits_of_steps(
-        self, backend, bits, monkeypatch, case
+        self, backend, bits, monkeypatch, queued, case
     ):
         precision, options = case
-        stack, found = pretrain(bits, layers=(16, 12, 8), epochs=1, backend="numpy"), []
+        stack = pretrain(bits, layers=(16, 12, 8), epochs=1, backend="numpy")
         own = {"epochs": 5, "batch_size": 30, "precision": precision, "backend": "cupy", **options}
-        calls, real = [], CudaTuning.__call__
-
-        def noted(self, *given):
-            calls.append(self)
-            return real(self, *given)
-
-        monkeypatch.setattr(CudaTuning, "__call__", noted)
-        found.append(finetune(stack, bits, **own).parameters_sha256)
-        counted = len(calls)
-        monkeypatch.setattr("syncpretrain.backends.recorder.GraphRecorder._record", lambda *_: None)
-        found.append(finetune(stack, bits, **own).parameters_sha256)
-        assert counted < 5 * 7 <= len(calls) - counted
-        assert len(set(found)) == 1
+        assert cuda_fused.why_not_fused(backend.xp, 0, precision, tunes=True) is None
+        queued.clear()  # of this trial, once a process
+        found = finetune(stack, bits, **own).parameters_sha256
+        assert (queued.count("graph"), queued.count("move_network")) == (5 - 1, 2 * 7)
+        as_it_is(monkeypatch)
+        assert finetune(stack, bits, **own).parameters_sha256 == found
+        assert (queued.count("graph"), queued.count("move_network")) == (5 - 1, 2 * 7 + 5 * 7)
 
     @pytest.mark.parametrize("more", [0, 1])
     def test_steps_are_in_parts_where_the_products_are_large(self, monkeypatch, double, bits, more):
         stack = pretrain(bits, layers=(16, 12, 8), epochs=1, backend="numpy")
         mean = 30 * (16 * 12 + 12 * 8) / 2  # the same on the way down
         monkeypatch.setitem(cuda_fused.MOST_OF_TUNING, "float32", mean - more)
-        assert (
-            cuda_fused.why_not_fused(double.xp, 0, "float32", tunes=True) is None
-        )  # tried before, once a process
-        fakecupy.log.clear()
+        assert cuda_fused.why_not_fused(double.xp, 0, "float32", tunes=True) is None
+        fakecupy.log.clear()  # of this trial, once a process
         finetune(stack, bits, epochs=1, batch_size=30, backend="cupy")
         queued = {what for _, _, what in fakecupy.log}
         assert ("move_network" in queued) == (not more)
@@ -285,10 +259,8 @@ class TestTraining:
     @pytest.mark.parametrize("layers", [(16, 8), "1x4x4,conv:3x3,8"])
     @pytest.mark.parametrize("by", [None, "weights of rows"])
     def test_one_number_to_predict_comes_to_numpys_parameters(self, backend, bits, layers, by):
-        stack, y = (
-            pretrain(bits, layers=layers, epochs=1, backend="numpy"),
-            bits @ np.linspace(0, 1, 16),
-        )
+        stack = pretrain(bits, layers=layers, epochs=1, backend="numpy")
+        y = bits @ np.linspace(0, 1, 16)
         own = {"weights": None if by is None else 0.5 + y, "epochs": 2, "batch_size": 30}
         tuned, oracle = (
             finetune(stack, bits, y, **own, backend=name, warn=False) for name in ("cupy", "numpy")

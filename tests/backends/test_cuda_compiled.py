@@ -11,14 +11,7 @@ from pathlib import Path
 import fakecuda
 import pytest
 
-from syncpretrain.backends.cuda_fused import (
-    FEW,
-    FUSED_FILES,
-    MANY,
-    PRODUCT_MEMORY,
-    PRODUCT_THREADS,
-    TUNING_FILES,
-)
+from syncpretrain.backends import cuda_fused
 from syncpretrain.backends.cuda_source import COMPILER_OPTIONS, CUDA_FILES, cuda_source
 from syncpretrain.kernels.precision import PRECISIONS
 
@@ -27,7 +20,7 @@ from syncpretrain.kernels.precision import PRECISIONS
 CASES = [(CUDA_FILES, "float32", architecture, 64) for architecture in (75, 80, 90, 120)]
 # Each precision on each architecture, in the files of pretraining or of fine-tuning in turns, so
 # that both have each precision and each architecture. They share the tiles of their products.
-STEPS = itertools.cycle((FUSED_FILES, TUNING_FILES))
+STEPS = itertools.cycle((cuda_fused.FUSED_FILES, cuda_fused.TUNING_FILES))
 CASES += [
     (next(STEPS), precision, architecture, 128)
     for precision in PRECISIONS
@@ -77,10 +70,13 @@ def test_every_kernel_keeps_its_numbers_in_registers(names, precision, architect
 
 
 def test_the_source_and_its_launches_have_the_same_blocks():
-    source = cuda_source(FUSED_FILES)
-    for name, value in (("FUSED_THREADS", PRODUCT_THREADS), ("TILE_FLOATS", PRODUCT_MEMORY // 4)):
+    source = cuda_source(cuda_fused.FUSED_FILES)
+    for name, value in (
+        ("FUSED_THREADS", cuda_fused.PRODUCT_THREADS),
+        ("TILE_FLOATS", cuda_fused.PRODUCT_MEMORY // 4),
+    ):
         assert re.search(rf"^#define {name} {value}\b", source, re.MULTILINE)
-    for name, (rows, columns) in (("Few", FEW), ("Many", MANY)):
+    for name, (rows, columns) in (("Few", cuda_fused.FEW), ("Many", cuda_fused.MANY)):
         assert re.search(rf"^typedef Shape<{rows}, {columns}, .*> {name};$", source, re.MULTILINE)
 
 

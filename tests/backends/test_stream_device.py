@@ -22,18 +22,11 @@ from syncpretrain import Stack, pretrain
 from syncpretrain.backends import cublas, cupy_backend
 from syncpretrain.backends import rows as kept_rows
 from syncpretrain.backends.cupy_backend import CupyBackend
-from syncpretrain.backends.rows import HostRows
 from syncpretrain.data import blocks
 from syncpretrain.errors import DivergedError, RunInterrupted, SettingsError, WorkerError
 from syncpretrain.events import EpochFinished
 from syncpretrain.learners.base import Learner
-from syncpretrain.pretraining.memory import (
-    VERSIONS,
-    held_rows,
-    pretraining_bytes,
-    room_bytes,
-    stream_size,
-)
+from syncpretrain.pretraining import memory
 from syncpretrain.settings import settings_from
 from syncpretrain.workers.state import STREAM_STATE
 from syncpretrain.workers.streamed.inputs import Events, Ring
@@ -394,22 +387,26 @@ class TestData:
 
     @pytest.mark.parametrize("shuffle", ["rows", "blocks:25"])
     @pytest.mark.parametrize("visible_bias", ["zero", "log-odds"])
-    def test_a_file(self, bits, device, tmp_path, shuffle, visible_bias, monkeypatch):
+    def test_a_file_stays_on_the_host(
+        self, bits, device, tmp_path, shuffle, visible_bias, monkeypatch, queued
+    ):
         monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 40 * 16 * 4)
         np.save(tmp_path / "x.npy", bits)
         own = {"shuffle": shuffle, "visible_bias": visible_bias, "validation": bits[:50]}
         expected, _ = self.run(bits, **own)
+        assert "rows of the host" not in queued
         found, events = self.run(np.load(tmp_path / "x.npy", mmap_mode="r"), **own)
         assert found == expected
+        assert "rows of the host" in queued
         assert not [text for text in notices_of(events) if "no room" in text]
 
     def test_an_array_that_the_gpu_has_no_room_for(self, bits, device, monkeypatch):
         monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 40 * 16 * 4)
         expected, _ = self.run(bits)
         settings = settings_from(**STREAM, backend="cupy").pretrain
-        rows = held_rows(settings, device, steps=7, held_out=0)
-        beside = pretraining_bytes(settings.shapes, examples=rows, batch_size=30)
-        room = kept_rows.buffer_bytes(200, 16) + room_bytes(settings, device, 7)
+        rows = memory.held_rows(settings, device, steps=7, held_out=0)
+        beside = memory.pretraining_bytes(settings.shapes, examples=rows, batch_size=30)
+        room = kept_rows.buffer_bytes(200, 16) + memory.room_bytes(settings, device, 7)
         # Of two devices the second has half of what is beside the data.
         each = (beside + room) // len(device.devices())
         leave_free(monkeypatch, each + 1)
@@ -422,13 +419,10 @@ class TestData:
 
     @pytest.mark.parametrize("visible_bias", ["zero", "log-odds"])
     def test_an_iterable(self, bits, device, visible_bias):
-        def arrays():
-            for start in range(0, 200, 45):  # not those of minibatches
-                yield bits[start : start + 45]
-
         class Loader:
             def __iter__(self):
-                return arrays()
+                for start in range(0, 200, 45):  # not those of minibatches
+                    yield bits[start : start + 45]
 
         own = {"visible_bias": visible_bias}
         oracle = pretrain(Loader(), **STREAM, **own, backend="numpy")
@@ -436,12 +430,6 @@ class TestData:
         own |= {"backend": "cupy", "observers": [events.append]}
         alike(pretrain(Loader(), **STREAM, **own), oracle)
         assert not [text for text in notices_of(events) if "launch by launch" in text]
-
-    def test_a_file_stays_on_the_host(self, bits, prompt, tmp_path):
-        np.save(tmp_path / "x.npy", bits)
-        run = on_device(np.load(tmp_path / "x.npy", mmap_mode="r"))
-        assert isinstance(run.inputs.train, HostRows) and run.inputs.train.is_stored
-        run.run()
 
 
 class TestBlocking(Blocking):
@@ -462,8 +450,8 @@ class TestMemory:
     def test_the_estimate_counts_the_rings(self, bits, prompt, batch_size):
         run = on_device(bits, batch_size=batch_size)
         steps = -(-200 // batch_size)
-        rows = held_rows(run.settings, prompt, steps=steps, held_out=50)
-        counted = 4 * VERSIONS * rows * sum(LAYERS[1:-1])
+        rows = memory.held_rows(run.settings, prompt, steps=steps, held_out=50)
+        counted = 4 * memory.VERSIONS * rows * sum(LAYERS[1:-1])
         held = [layer._staged for layer in run._layers[:2]]
         for layer in run._layers[:2]:
             held += [ring.memory for ring in layer._above]
@@ -479,9 +467,8 @@ class TestMemory:
         found = json.loads(call("train", *own)[0])["gpu_bytes"]
         assert found["data"] == bits.nbytes and not found["data_on_host"]
         rings = 4 * 20 * 12 * 4 + (4 // 8 + 2) * 50 * 12 * 4
-        without = pretraining_bytes(
-            settings_from((16, 12, 8)).pretrain.shapes, examples=0, batch_size=20
-        )
+        shapes = settings_from((16, 12, 8)).pretrain.shapes
+        without = memory.pretraining_bytes(shapes, examples=0, batch_size=20)
         assert found["run"] - without >= rings + 2 * 20 * 12 * 4
         monkeypatch.setattr(fakecupy, "MEMORY", (found["run"] + 6_000) // 2)
         monkeypatch.setattr(kept_rows, "BLOCK_BYTES", 3 * 16 * 4)
@@ -493,8 +480,8 @@ class TestMemory:
         monkeypatch.setattr(cupy_backend, "STEPS_AT_ONCE", 50)
         backend = CupyBackend(prompt.xp)
         small = settings_from((784, 1000, 500), handoff="minibatch").pretrain
-        assert stream_size(small, backend, 500) == (50, 25, 500)
-        assert stream_size(small, backend, 9) == (8, 4, 9)
-        assert stream_size(small, backend, 1) == (2, 1, 1)
+        assert memory.stream_size(small, backend, 500) == (50, 25, 500)
+        assert memory.stream_size(small, backend, 9) == (8, 4, 9)
+        assert memory.stream_size(small, backend, 1) == (2, 1, 1)
         large = settings_from((784, 20_000, 500), handoff="minibatch", batch_size=1000).pretrain
-        assert stream_size(large, backend, 500) == (2, 1, 500)
+        assert memory.stream_size(large, backend, 500) == (2, 1, 500)

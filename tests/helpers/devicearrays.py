@@ -5,8 +5,20 @@ from typing import Any
 
 import fakecuda
 import numpy as np
+import pytest
+from backends import backend_of
 
 from syncpretrain.backends.base import Backend
+
+
+def one_of(names: list[str], make: Callable[..., Backend] = backend_of):
+    """Return a fixture of these backends."""
+
+    @pytest.fixture(params=names)
+    def made(request, monkeypatch) -> Backend:
+        return make(request.param, monkeypatch)
+
+    return made
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

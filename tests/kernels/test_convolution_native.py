@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiledproducts import COMPILED
 from convolutioncases import ASIDE, FORMS, Case, Drawn, part_of, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,9 +24,7 @@ from syncpretrain.kernels.native import shape_numbers
 from syncpretrain.kernels.program import Program, in_turn
 from syncpretrain.shapes import ConvolutionShape
 
-pytestmark = pytest.mark.skipif(
-    native.extension is None, reason="the compiled kernels are not there"
-)
+pytestmark = COMPILED
 
 
 def assert_same(ours, theirs, shape):
@@ -46,16 +45,12 @@ def test_every_part_is_that_of_numpy(data, shape, examples, places):
     theirs = case.up(convolve.__wrapped__, units, filters)
     assert_same(ours[0], theirs[0], shape)
     assert (ours[1] == theirs[1]).all()
-    assert_same(
-        case.gradient(FORMS["convolve_gradient"], filters),
-        case.gradient(convolve_gradient.__wrapped__, filters),
-        shape,
-    )
-    assert_same(
-        case.back(FORMS["convolve_back"], channels),
-        case.back(convolve_back.__wrapped__, channels),
-        shape,
-    )
+    for name, own, form in (
+        ("gradient", filters, convolve_gradient),
+        ("back", channels, convolve_back),
+    ):
+        results = (getattr(case, name)(f, own) for f in (FORMS[form.__name__], form.__wrapped__))
+        assert_same(*results, shape)
 
 
 @settings(max_examples=50, deadline=None)

@@ -9,15 +9,10 @@ from compiledproducts import FLOAT32_FORMS as FORMS
 
 from syncpretrain import pretrain
 from syncpretrain.backends.base import Backend
+from syncpretrain.kernels import contrastive_divergence as cd
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import means
 from syncpretrain.kernels.backprop import corrupt
-from syncpretrain.kernels.contrastive_divergence import (
-    FixedDraws,
-    fill_normal,
-    sample_fixed,
-    sample_states,
-)
 from syncpretrain.rng import Address, Purpose
 from syncpretrain.units.kinds import logarithm
 
@@ -32,7 +27,7 @@ NORMALS = "a5f136a7f93c057c"
 @COMPILED
 def test_normal_draws_have_the_bits_of_the_table():
     out = np.empty((1000, 300), dtype=np.float32)
-    fill_normal(out, ADDRESS)
+    cd.fill_normal(out, ADDRESS)
     assert digest(out) == NORMALS
     assert (abs(out) > TAIL).sum() > 50
 
@@ -42,7 +37,7 @@ def test_normal_draws_have_the_bits_of_the_table():
 def test_normal_draws_are_numpys_but_for_the_last_bit_of_the_tail(seed):
     address = ADDRESS._replace(seed=seed)
     out = np.empty(500_000, dtype=np.float32)
-    fill_normal(out, address)
+    cd.fill_normal(out, address)
     numpys = address.generator().standard_normal(len(out), dtype=np.float32)
     is_tail = abs(numpys) > TAIL
     np.testing.assert_array_equal(out[~is_tail], numpys[~is_tail])
@@ -54,9 +49,9 @@ def test_normal_draws_are_numpys_but_for_the_last_bit_of_the_tail(seed):
 def test_rows_that_lie_apart_take_the_draws_in_their_order(columns):
     whole = np.full((30, 40), 7, dtype=np.float32)
     own = whole[:, columns]
-    fill_normal(own, ADDRESS)
+    cd.fill_normal(own, ADDRESS)
     flat = np.empty(own.size, dtype=np.float32)
-    fill_normal(flat, ADDRESS)
+    cd.fill_normal(flat, ADDRESS)
     np.testing.assert_array_equal(own.ravel(), flat)
     own[:] = 7
     assert (whole == 7).all()
@@ -64,10 +59,10 @@ def test_rows_that_lie_apart_take_the_draws_in_their_order(columns):
 
 def test_draws_are_taken_by_the_names_of_numpys():
     x = np.zeros((4, 5), dtype=np.float32)
-    corrupt(x, "gaussian", 2.0, FixedDraws(ADDRESS))
+    corrupt(x, "gaussian", 2.0, cd.FixedDraws(ADDRESS))
     drawn = ADDRESS.generator().standard_normal((4, 5), dtype=np.float32)
     np.testing.assert_allclose(x, 2 * drawn, rtol=1e-6)
-    uniform = FixedDraws(ADDRESS).random((4, 5), dtype=np.float32)
+    uniform = cd.FixedDraws(ADDRESS).random((4, 5), dtype=np.float32)
     np.testing.assert_array_equal(uniform, ADDRESS.generator().random((4, 5), dtype=np.float32))
 
 
@@ -97,10 +92,10 @@ def test_states_have_the_same_bits_with_any_form_and_those_of_numpy_but_for_roun
         function(x, bias, units, ADDRESS, noise=noise, out=out)
         return np.stack([x, out])
 
-    expected, found = states(sample_states), []
+    expected, found = states(cd.sample_states), []
     for form in FORMS:
         native.extension.keep_float32_form(form)
-        found.append(states(sample_fixed))
+        found.append(states(cd.sample_fixed))
         np.testing.assert_array_equal(found[-1], found[0])
     np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
 

@@ -1,19 +1,11 @@
-"""Exact answers for backpropagation and for the optimizers' steps."""
+"""Exact answers for the optimizers' steps."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from syncpretrain.kernels.backprop import squared_error
 from syncpretrain.kernels.optimizers import adam_step, sgd_step
-
-
-def test_squared_error_leaves_the_difference():
-    x, y = np.array([[0.0, 1.0]]), np.array([[0.5, 0.75]])
-    out = np.empty_like(x)
-    assert squared_error(x, y, out=out) == 0.3125
-    np.testing.assert_array_equal(out, [[0.5, -0.25]])
 
 
 def textbook_adam(p, gradient_of, steps, rate=0.01, beta1=0.9, beta2=0.999, epsilon=1e-8):

@@ -7,24 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from barpictures import bars, tuned
-from convolutionalruns import LAYERS, MODELS, train
+from compiledproducts import COMPILED
+from convolutionalruns import LAYERS, train
 from convolutioncases import FORMS, Drawn, part_of, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learnersteps import usual
 from linkedchains import NETWORKS, as_float32, examples
 from minibatches import gradient
-from onelayer import layer_settings
 from randomconvolutions import convolutional_stack
 from roundedgradients import ROUNDING, away, gradients
 
 from syncpretrain import load
 from syncpretrain.backends.base import Backend
 from syncpretrain.finetuning.network import Network
-from syncpretrain.kernels import native
 from syncpretrain.kernels.convolution import convolve, convolve_back, convolve_gradient
 from syncpretrain.kernels.precision import rounded
 from syncpretrain.learners.convolution import ConvolutionalAutoencoder, ConvolutionalRBM
-from syncpretrain.settings import MomentumSchedule
 from syncpretrain.shapes import ConvolutionShape
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
@@ -32,9 +31,6 @@ PORTABLE = 2  # the number of the form without the instruction, in the place of 
 SHAPE = ConvolutionShape(3, 9, 8, 5, 3, pad=1, pool=1)
 POOLED = ConvolutionShape(2, 8, 8, 5, 3, pool=2, channels_first=True)
 EQUATIONS = {"up": convolve, "gradient": convolve_gradient, "back": convolve_back}
-needs_extension = pytest.mark.skipif(
-    native.extension is None, reason="the compiled kernels are not there"
-)
 
 
 def case_of(shape, number=True, **options):
@@ -62,7 +58,7 @@ def exactly(shape, x, weight, delta, *, is_rounded):
     return up, gradient, back
 
 
-@needs_extension
+@COMPILED
 @settings(max_examples=120, deadline=None)
 @given(shapes(), st.integers(1, 4), st.integers(0, 99))
 def test_products_are_those_of_rounded_factors(shape, examples, seed):
@@ -79,7 +75,7 @@ def test_products_are_those_of_rounded_factors(shape, examples, seed):
         assert (np.abs(own - expected) <= (terms[i] + 8) * 2.0**-23 * bounds[i] + 1e-30).all()
 
 
-@needs_extension
+@COMPILED
 @settings(max_examples=120, deadline=None)
 @given(st.data(), shapes(), st.integers(1, 4), st.booleans())
 def test_both_forms_and_parts_by_filters_have_the_same_bits(data, shape, examples, places):
@@ -96,7 +92,7 @@ def test_both_forms_and_parts_by_filters_have_the_same_bits(data, shape, example
     np.testing.assert_array_equal(by_filter[1], by_filter[3])
 
 
-@needs_extension
+@COMPILED
 @pytest.mark.parametrize("shape", [SHAPE, POOLED, replace(POOLED, pooling="mean")])
 def test_what_is_pooled_goes_back_in_float32(shape):
     places = shape.has_places
@@ -105,7 +101,7 @@ def test_what_is_pooled_goes_back_in_float32(shape):
     assert same == [not replace(shape, rounded=True).rounds, *[shape.pool > 1] * 2]
 
 
-@needs_extension
+@COMPILED
 @pytest.mark.parametrize("shape", [SHAPE, POOLED, replace(SHAPE, channels=6, filters=4, groups=2)])
 def test_numpy_adds_the_same_rounded_terms(shape):
     case = case_of(shape, examples=4, places=shape.has_places)
@@ -114,26 +110,21 @@ def test_numpy_adds_the_same_rounded_terms(shape):
         np.testing.assert_allclose(ours, others, rtol=1e-4, atol=1e-4)
 
 
-COMMON = {"batch_size": 8, "learning_rate": 0.1, "momentum": MomentumSchedule("0.9"), "seed": 5}
-
-
-def rbm(precision, shape):
-    units = {"hidden_units": "gaussian", "visible_units": "gaussian"}  # no states that flip
-    return ConvolutionalRBM(2, shape, layer_settings(**COMMON, **units, precision=precision))
-
-
-def autoencoder(precision, shape):
-    return ConvolutionalAutoencoder(2, shape, layer_settings(**COMMON, precision=precision))
+GAUSSIAN = {"hidden_units": "gaussian", "visible_units": "gaussian"}  # no states that flip
 
 
 @pytest.mark.parametrize("shape", [SHAPE, POOLED])
-@pytest.mark.parametrize("make", [rbm, autoencoder])
-def test_gradients_of_a_layer_are_those_of_float32_up_to_rounding(make, shape):
-    if make is autoencoder:
-        shape = replace(shape, pooling="mean") if shape.pool == 1 else shape
-    X = np.random.default_rng(1).random((8, shape.visible), dtype=np.float32)
-    exact, found = (gradients(make(name, shape), X) for name in ("float32", "bfloat16"))
-    assert 0 < away(found, exact) < 8 * ROUNDING
+@pytest.mark.parametrize(
+    ("kind", "own"), [(ConvolutionalRBM, GAUSSIAN), (ConvolutionalAutoencoder, {})]
+)
+def test_gradients_of_a_layer_are_those_of_float32_up_to_rounding(kind, own, shape):
+    if kind is ConvolutionalAutoencoder and shape.pool == 1:
+        shape = replace(shape, pooling="mean")
+    X, found = np.random.default_rng(1).random((8, shape.visible), dtype=np.float32), []
+    for precision in ("float32", "bfloat16"):
+        learner = kind(2, shape, usual(batch_size=8, **own, precision=precision))
+        found.append(gradients(learner, X))
+    assert 0 < away(found[1], found[0]) < 8 * ROUNDING
 
 
 @pytest.mark.parametrize("split", ["units", "examples"])
@@ -149,12 +140,6 @@ def test_gradients_of_a_network_are_those_of_float32_up_to_rounding(name, split)
         found.append([tuned.gradients.copy()])
     assert 0 < away(found[1], found[0]) < 4 * len(chain) * ROUNDING
     assert not any(link.shape.rounded for link in chain if link.is_local), "those given stay"
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_the_precision_matters(images, model):
-    found = [train(images, **MODELS[model], precision=name) for name in ("bfloat16", "float32")]
-    assert found[0].parameters_sha256 != found[1].parameters_sha256
 
 
 @pytest.mark.parametrize("layers", [LAYERS, "1x8x8,conv:3x3,5"])

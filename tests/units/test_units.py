@@ -6,11 +6,11 @@ from typing import get_args
 import numpy as np
 import pytest
 from backends import backend_of
+from densechains import make_chain
 from minibatches import place
 from unitkinds import INPUT_UNITS, KINDS, LOG_SUMS, MEANS, RBM_UNITS, SLOPES, STATES, UNITS
 
 from syncpretrain.errors import DataError, SettingsError
-from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.kernels import native
 from syncpretrain.kernels.activations import activate, means, times_derivative
@@ -197,14 +197,6 @@ class TestSettings:
                 settings_from((4, 3), **given)
 
 
-def network_of(units: str) -> Network:
-    rng, chain = np.random.default_rng(1), []
-    for shape in ((5, 4), (4, 3)):
-        own = (rng.normal(size=s).astype(np.float32) for s in (shape, shape[1:]))
-        chain.append(Affine(*own, units))
-    return Network(chain, loss="squared", batch_size=6)
-
-
 class TestForms:
     """What the C extension and the CUDA source say of themselves."""
 
@@ -219,7 +211,8 @@ class TestForms:
     @pytest.mark.parametrize("name", UNITS)
     def test_a_kind_without_a_compiled_form_is_computed_as_written(self, name, monkeypatch):
         x = np.float32(np.random.default_rng(3).random((6, 5)))
-        target, network = x[:, :3].copy(), network_of(name)
+        target, chain = x[:, :3].copy(), make_chain((name, name), (5, 4, 3), np.float32)
+        network = Network(chain, loss="squared", batch_size=6)
         place(network, x, target)
         assert network.program().is_compiled == (name in native.extension.UNITS)
         monkeypatch.delitem(native.extension.UNITS, name, raising=False)
