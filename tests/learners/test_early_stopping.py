@@ -107,15 +107,6 @@ def check_ended(events: list[Event]) -> None:
     assert isinstance(events[-1], RunFinished)
 
 
-@pytest.mark.parametrize("arguments", [{"schedule": "greedy"}, {"pace": "free"}])
-def test_other_schedules_end_too(bits, arguments):
-    _, events = run(
-        bits, early_stopping="pseudo-likelihood", patience=1, learning_rate=0.5, **arguments
-    )
-    check_ended(events)
-    assert min(map(len, reads_of(events))) < 40
-
-
 class After(EarlyStopping):
     """Stops from a certain epoch on."""
 

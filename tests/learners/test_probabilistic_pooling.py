@@ -14,7 +14,7 @@ from onelayer import set_parameters
 
 from syncpretrain import finetune, load, pretrain
 from syncpretrain.errors import SettingsError
-from syncpretrain.kernels.convolution import block_means, block_sums
+from syncpretrain.kernels.convolution import block_means
 from syncpretrain.learners.convolution import ProbabilisticRBM, convolutional_rbm
 from syncpretrain.pretraining.build import step_for
 from syncpretrain.rng import Address, Purpose
@@ -53,20 +53,6 @@ def conditional(inputs: np.ndarray) -> np.ndarray:
     """Return p(on) of units in blocks, of which one or none is on: a softmax with a 0."""
     e = np.exp(inputs)
     return e / (1 + e.sum(axis=-1, keepdims=True))
-
-
-def test_means_are_those_of_the_enumerated_states_of_a_block():
-    """Of all 2**4 states of a block, those with two units on have no probability."""
-    inputs = np.random.default_rng(1).normal(0, 2, (1, 2, 4))
-    for block, mean in zip(inputs[0], conditional(inputs)[0], strict=True):
-        states = [np.array(s) for s in product((0, 1), repeat=4) if sum(s) <= 1]
-        weights = np.array([np.exp(block @ s) for s in states])
-        np.testing.assert_allclose(mean, weights @ states / weights.sum())
-    maps = maps_of(TINY, inputs)
-    found = block_means(maps.astype("f4"), TINY)
-    np.testing.assert_allclose(blocks_of(TINY, found), conditional(inputs), rtol=1e-5)
-    sums = block_sums(found, TINY, out=np.empty((1, 2), "f4"))
-    np.testing.assert_allclose(sums, conditional(inputs).sum(axis=-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1e3, -1e3, 80])
