@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from learnersteps import assert_close as assert_parameters
 from learnersteps import train_whole, usual
-from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for, logistic
+from transcribedrbm import Transcription
+from unitkinds import INPUT_UNITS, RBM_UNITS, examples_for, logistic
 
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
-from syncpretrain.rng import Address, Purpose
 from syncpretrain.settings import MomentumSchedule
 
 VISIBLE, HIDDEN, BATCH = 5, 4, 10
@@ -31,60 +31,6 @@ def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, scale: float = 0.4
 
 def examples(n: int = BATCH, units: str = "bernoulli", seed: int = 1) -> np.ndarray:
     return examples_for(units, n, VISIBLE, seed)
-
-
-def drawn(x: np.ndarray, units: str, draws: np.random.Generator) -> np.ndarray:
-    draw = draws.random if KINDS[units].noise == "uniform" else draws.standard_normal
-    return STATES[units](x, np.float64(draw(x.shape, dtype=np.float32)))
-
-
-class Transcription:
-    """Contrastive divergence word for word, in float64, with the draws of the same addresses."""
-
-    def __init__(self, rbm: RBM) -> None:
-        self.rbm, self.settings = rbm, rbm.settings
-        self.W, self.a, self.b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
-        self.chains = np.zeros((rbm.batch_size, len(self.b)))
-        self.velocities = [np.zeros_like(parameter) for parameter in (self.W, self.a, self.b)]
-
-    def draws(self, purpose: Purpose, address: dict[str, int], k: int = 0) -> np.random.Generator:
-        place = Address(self.settings.seed, purpose, self.rbm.layer, shard=k << 32, **address)
-        return place.generator()
-
-    def kept(self, address: dict[str, int]) -> np.ndarray:
-        """1 where a unit stays in; drawn for a whole minibatch, whatever its size."""
-        shape = (self.rbm.batch_size, len(self.b))
-        uniform = self.draws(Purpose.DROPOUT, address).random(shape, dtype=np.float32)
-        return np.float64(uniform >= self.settings.hidden_dropout)
-
-    def gradient(self, v0: np.ndarray, **address: int) -> tuple[np.ndarray, ...]:
-        W, a, b, settings = self.W, self.a, self.b, self.settings
-        visible, hidden = settings.visible_units, settings.hidden_units
-        n = len(v0)
-        kept = self.kept(address)[:n]
-        share = 1 - settings.hidden_dropout
-        x = v0 @ W + b
-        h0 = MEANS[hidden](x) * kept
-        for k in range(settings.cd_steps):
-            up = self.draws(Purpose.HIDDEN, address, k)
-            across = self.draws(Purpose.VISIBLE, address, k)
-            if settings.persistent:
-                v = drawn(self.chains[:n] @ W.T + a, visible, across)
-                x = v @ W + b
-                self.chains[:n] = drawn(x, hidden, up) * kept / share
-            else:
-                v = MEANS[visible](drawn(x, hidden, up) * kept / share @ W.T + a)
-                x = v @ W + b
-        h = MEANS[hidden](x) * kept
-        return (v0.T @ h0 - v.T @ h) / n, (v0 - v).mean(axis=0), (h0 - h).mean(axis=0)
-
-    def train_step(self, v0: np.ndarray, momentum: float = 0, **address: int) -> None:
-        parameters, gradients = (self.W, self.a, self.b), self.gradient(v0, **address)
-        for x, gradient, velocity in zip(parameters, gradients, self.velocities, strict=True):
-            decay = self.settings.weight_decay * x if x is self.W else 0
-            velocity *= momentum
-            velocity += self.settings.learning_rate * (gradient - decay)
-            x += velocity
 
 
 def gradient(rbm: RBM, X: np.ndarray, **address: int) -> list[np.ndarray]:
@@ -112,28 +58,27 @@ def test_the_error_is_that_of_the_reconstruction(visible_units):
     assert reported == pytest.approx(np.square(rbm.gradients[1]).sum(), rel=1e-5)
 
 
-def test_training_equals_its_transcription():
-    """Momentum by epoch, weight decay of the weights alone, over 4 epochs of 3 minibatches."""
-    rbm = make_rbm(momentum=MomentumSchedule("0.5:2,0.9"), weight_decay=0.001)
+DECAYING = {"momentum": MomentumSchedule("0.5:2,0.9"), "weight_decay": 0.001}
+CHAINS = {"persistent": True, "momentum": MomentumSchedule("0:2,0.5")}
+
+
+@pytest.mark.parametrize("changed", [DECAYING, CHAINS, CHAINS | {"cd_steps": 2}])
+def test_training_equals_its_transcription(changed):
+    """Momentum by epoch, weight decay of the weights alone, over 4 epochs of 3 minibatches.
+
+    Chains go on from step to step, the smaller last minibatch too.
+    """
+    rbm = make_rbm(**changed)
     expected, training, X = Transcription(rbm), WholeStep(rbm), examples(28)
     for epoch, step in product(range(1, 5), range(3)):
         rows = np.arange(10 * step, min(10 * step + 10, 28))
-        momentum = 0.5 if epoch <= 2 else 0.9
-        expected.train_step(np.float64(X[rows]), momentum, epoch=epoch, step=step)
+        expected.train_step(
+            np.float64(X[rows]), changed["momentum"].at(epoch), epoch=epoch, step=step
+        )
         training.train_step(X, rows, epoch=epoch, step=step)
+        if rbm.settings.persistent:
+            np.testing.assert_allclose(rbm._states, expected.chains, atol=1e-5)
         assert_close(rbm.parameters, (expected.W, expected.a, expected.b))
-
-
-@pytest.mark.parametrize("cd_steps", [1, 2])
-def test_persistent_chains_go_on_from_step_to_step_the_smaller_last_minibatch_too(cd_steps):
-    rbm = make_rbm(persistent=True, cd_steps=cd_steps)
-    expected, training = Transcription(rbm), WholeStep(rbm)
-    for step, n in enumerate((10, 7, 10)):
-        X = examples(n, seed=step)
-        training.train_step(X, np.arange(n), epoch=1, step=step)
-        expected.train_step(np.float64(X), epoch=1, step=step)
-        np.testing.assert_allclose(rbm._states, expected.chains, atol=1e-5)
-    assert_close(rbm.parameters, (expected.W, expected.a, expected.b))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
