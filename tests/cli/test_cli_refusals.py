@@ -88,15 +88,12 @@ OPTIONS = [
     ("--precision half", "--precision: 'half' is not one of 'float32', 'tf32', 'bfloat16', 'auto'"),
     ("--precison bfloat16", "No such option --precison; the nearest one is --precision"),
     ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
-    ("--batch-size 0", "--batch-size: got 0, expected a whole number of at least 1"),
     ("--batch-size x", "--batch-size: 'x' is not a valid integer"),
     ("--epochs 1,2,3", "--epochs: got 3 values, expected one for all layers or 2"),
-    ("--epochs 0", "--epochs: got 0, expected a whole number of at least 1"),
     ("--epochs 1.5", "--epochs: got '1.5', expected whole numbers"),
     ("--epochs 1000000000", "--epochs: got 1000000000, expected at most 1000000"),
     ("--refresh-epochs 1,2,3", "--refresh-epochs: got 3 values, expected one for all"),
     ("--refresh-epochs -1", "--refresh-epochs: got -1, expected a whole number of at least 0"),
-    ("--cd-steps 0", "--cd-steps: got 0, expected a whole number of at least 1"),
     ("--learning-rate 0.1,0.1,0.1", "--learning-rate: got 3 values, expected one for all"),
     ("--learning-rate nan", "--learning-rate: got nan, expected a number above 0"),
     ("--learning-rate inf", "--learning-rate: got inf, expected a finite number"),
@@ -106,8 +103,6 @@ OPTIONS = [
     ("--momentum 1", "--momentum: got 1, expected at least 0 and below 1"),
     ("--momentum 0.5:5", "--momentum: got '0.5:5', expected a number, or stages such as"),
     ("--seed -1", "--seed: got -1, expected a whole number of at least 0"),
-    ("--workers 0", "--workers: got 0, expected a whole number of at least 1"),
-    ("--replicas 0", "--replicas: got 0, expected a whole number of at least 1"),
     ("--replicas 2,2,2", "--replicas: got 3 values, expected one for all layers or 2"),
     ("--replicas 4 --shards 2", "--replicas: got 4 for layer 1, whose minibatches have 2 shards"),
     ("--replicas 11", "--shards: got 11 for layer 1, expected at most 10, the examples"),
@@ -118,7 +113,6 @@ OPTIONS = [
         "--split: got units with model autoencoder, expected examples",
     ),
     ("--persistent --replicas 2 --split units", "--split: got units with persistent, expected ex"),
-    ("--blas-threads 0", "--blas-threads: got 0, expected a whole number of at least 1"),
     ("--blas-threads 9999999999", "--blas-threads: got 9999999999, expected a whole number of at"),
     ("--workers 1000000", "--workers: got 1000000, expected a whole number of at most 1024"),
     ("--validation 1", "--validation: got 1.0, expected a number below 1"),
@@ -143,7 +137,6 @@ OPTIONS = [
     ("--config damaged.toml", "damaged.toml: these settings are no TOML: "),
     ("--config wrong.toml", "wrong.toml: epochs: got 0, expected a whole number of at least 1"),
     ("--checkpoint-every often", "--checkpoint-every: got 'often', expected a number of epochs"),
-    ("--keep 0", "--keep: got 0, expected a whole number of at least 1"),
     ("--max-restarts -1", "--max-restarts: got -1, expected a whole number of at least 0"),
     ("--stall-timeout 0", "--stall-timeout: got 0.0, expected a number above 0"),
     ("--group-size 2", "--group-size: got 2 with schedule synchronized"),
@@ -167,6 +160,8 @@ TUNING = [
         "replicas: got 3 for 2 shards, expected no more workers than shards",
     ),
 ]
+COUNTS = ("batch-size", "epochs", "cd-steps", "workers", "replicas", "blas-threads", "keep")
+OPTIONS += [(f"--{x} 0", f"--{x}: got 0, expected a whole number of at least 1") for x in COUNTS]
 OPTIONS += [(f"--finetune reconstruction --{given}", f"--finetune-{m}") for given, m in TUNING]
 
 
