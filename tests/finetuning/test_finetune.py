@@ -6,7 +6,7 @@ from itertools import count, product
 
 import numpy as np
 import pytest
-from minibatches import gradient, train
+from minibatches import train
 from randomstacks import normal_stack
 from stackcomparisons import arrays_of
 
@@ -17,7 +17,6 @@ from syncpretrain.finetuning import finetune, prepared
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import gradient_descent
-from syncpretrain.finetuning.tasks import Reconstruction
 from syncpretrain.parallel.worker_pool import WorkerPool
 
 SIDE = 4
@@ -137,14 +136,6 @@ class TestMinibatches:
             events = []
             tuned(stack, X, batch_size=batch_size, learning_rate=1e-12, observers=[events.append])
             assert events[-1].train_error == pytest.approx(error_of(stack, X), rel=1e-5)
-
-    def test_stale_rows_of_a_smaller_last_minibatch_are_not_used(self):
-        X, stack = bars_and_stripes(), make_stack()
-        chain = Reconstruction(stack, loss=None).chain()
-        used, fresh = (Network(chain, loss="squared", batch_size=8) for _ in range(2))
-        gradient(used, X[:8], X[:8])
-        assert gradient(used, X[8:11], X[8:11]) == gradient(fresh, X[8:11], X[8:11])
-        np.testing.assert_array_equal(used.gradients, fresh.gradients)
 
 
 def stopped_after(minibatches, match, stack=None):
