@@ -284,26 +284,24 @@ class TestOthers:
         assert line == f"Error: --out: {words}"
         assert (trained / name).read_bytes() == before
 
-    @pytest.mark.parametrize("data", ["x.npy", "~/x.npy"])
-    def test_a_file_that_is_read(self, folder, refusal, trained, data, monkeypatch):
+    @pytest.mark.parametrize(
+        ("arguments", "name"),
+        [
+            ("encode RUN --data x.npy", "x.npy"),
+            ("encode RUN --data ~/x.npy", "x.npy"),
+            ("export net.safetensors", "net.safetensors"),
+            *((f"{name} RUN", "RUN/../x.npy") for name in ("encode", "score", "reconstruct")),
+            ("report RUN", "RUN/../x.npy"),
+        ],
+    )
+    def test_a_file_that_is_read(self, folder, refusal, trained, arguments, name, monkeypatch):
         monkeypatch.setenv("HOME", str(folder))
-        before = Path("x.npy").read_bytes()
-        line = refusal("encode", trained, "--data", data, "--out", folder / "x.npy")
-        assert line == f"Error: --out: {folder / 'x.npy'} is a file that is read; name another one"
-        assert Path("x.npy").read_bytes() == before
-
-    def test_a_model_that_is_read(self, folder, refusal, trained):
-        alone = shutil.copy(trained / "model.safetensors", folder / "net.safetensors")
-        line = refusal("export", alone, "--out", "net.safetensors")
-        assert line == "Error: --out: net.safetensors is a file that is read; name another one"
-
-    @pytest.mark.parametrize("command", ["encode", "score", "reconstruct", "report"])
-    def test_the_data_of_a_run_are_not_replaced(self, folder, refusal, trained, command):
-        data = trained.parent / "x.npy"
-        before = data.read_bytes()
-        line = refusal(command, trained, "--out", data)
-        assert line == f"Error: --out: {data} is a file that is read; name another one"
-        assert data.read_bytes() == before
+        shutil.copy(trained / "model.safetensors", folder / "net.safetensors")
+        path = Path(name.replace("RUN/..", str(trained.parent)))
+        before = path.read_bytes()
+        line = refusal(*arguments.replace("RUN", str(trained)).split(), "--out", path)
+        assert line == f"Error: --out: {path} is a file that is read; name another one"
+        assert path.read_bytes() == before
 
     def test_a_model_without_a_run_asks_for_data_and_may_be_damaged(self, folder, refusal, trained):
         content = bytearray((trained / "model.safetensors").read_bytes())

@@ -92,20 +92,6 @@ def test_with_persistent_chains_the_error_is_estimated_on_a_tenth_without_sampli
     assert reported == pytest.approx(10 * np.square(X - down)[::10].sum(), rel=1e-5)
 
 
-@pytest.mark.parametrize(("l2", "l1"), [(0.5, 0.0), (0.0, 0.25), (0.5, 0.25)])
-def test_decay_shrinks_the_weights_and_leaves_the_biases(l2, l1):
-    rbm = make_rbm(weight_decay=l2, l1=l1)
-    rbm.weight[0] = [2, -2, 0, 1]
-    before = rbm.snapshot()
-    for g in rbm.gradients:
-        g.fill(0)
-    rbm.update(epoch=1)
-    expected = before.weight - 0.1 * (l2 * before.weight + l1 * np.sign(before.weight))
-    np.testing.assert_allclose(rbm.weight, expected, atol=1e-6)
-    np.testing.assert_array_equal(rbm.visible_bias, before.visible_bias)
-    np.testing.assert_array_equal(rbm.hidden_bias, before.hidden_bias)
-
-
 def test_sparsity_adds_the_distance_of_the_decaying_mean_activity_to_its_target():
     plain = make_rbm()
     sparse = make_rbm(sparsity_target=0.2, sparsity_cost=0.5)
