@@ -8,6 +8,7 @@ from binaryunits import logistic, states
 from learnersteps import train_whole, usual
 from onelayer import set_parameters
 
+from syncpretrain.errors import DivergedError
 from syncpretrain.learners.epoch import Stopped, train_epoch
 from syncpretrain.learners.rbm import RBM
 from syncpretrain.learners.steps import WholeStep
@@ -15,8 +16,8 @@ from syncpretrain.learners.steps import WholeStep
 VISIBLE, HIDDEN = 6, 4
 
 
-def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, **changed) -> RBM:
-    return RBM(1, visible, hidden, usual(**changed))
+def make_rbm(visible: int = VISIBLE, hidden: int = HIDDEN, *, layer: int = 1, **changed) -> RBM:
+    return RBM(layer, visible, hidden, usual(**changed))
 
 
 def probability(p: np.ndarray, h: np.ndarray) -> np.ndarray:
@@ -131,6 +132,13 @@ def test_a_stop_is_seen_after_the_running_minibatch():
     with pytest.raises(Stopped):
         train_epoch(rbm, WholeStep(rbm), X, epoch=1, **how)
     assert reported == [1 / 3, 2 / 3]
+
+
+def test_divergence_is_told_with_layer_epoch_and_a_lower_rate():
+    rbm = make_rbm(layer=3, learning_rate=1e6)
+    X = np.random.default_rng(8).random((30, VISIBLE)).astype(np.float32)
+    with pytest.raises(DivergedError, match=r"layer 3 diverged in epoch 1: .*try 0\.1"):
+        train_whole(rbm, X, range(1, 20))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
