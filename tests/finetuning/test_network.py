@@ -190,11 +190,11 @@ def test_every_split_takes_the_same_steps_up_to_rounding(chain, loss, rows):
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", ["classifier", "unrolled"])
 class TestShards:
-    def trained(self, name, split, run, *, shards=4, rows=10, optimizer=adam):
+    def trained(self, name, split, run, *, rows=10, optimizer=adam):
         chain, loss = NETWORKS[name]
         x, target = examples(chain, rows, dtype=np.float32)
         options = {"batch_size": 10, "dropout": DROPOUTS["dropout"], "split": split}
-        network = Network(as_float32(chain), loss=loss, shards=shards, **options)
+        network = Network(as_float32(chain), loss=loss, shards=4, **options)
         moving = optimizer(network, weight_decay=0.1)
         for step in range(4):
             error = train(moving, x, target, rate=0.01, epoch=1, step=step, run=run)
