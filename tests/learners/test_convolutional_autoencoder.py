@@ -162,3 +162,10 @@ def test_shards_by_examples_make_the_whole_step(shards, tied):
         for step, rows in enumerate((np.arange(7), np.arange(7, 11))):
             training.train_step(x, rows, epoch=1, step=step)
     assert_close(whole, cut)
+
+
+def test_a_snapshot_of_another_shape_is_refused():
+    learner = make()
+    for other in (replace(SHAPE, filters=5), replace(SHAPE, pool=1), replace(SHAPE, height=7)):
+        with pytest.raises(ValueError, match=r"got 2x.* expected 2x5x7 conv 3x2"):
+            learner.restore(make(other).snapshot())
