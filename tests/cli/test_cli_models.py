@@ -104,16 +104,6 @@ class TestOthers:
             image.load()
             assert image.format == "PNG"
 
-    @pytest.mark.parametrize("start", ["noise", "data"])
-    def test_sample_them(self, call, tmp_path, start):
-        target = tmp_path / "s.png"
-        given = ("--start", start, "--steps", 3, "--count", 4, "--out", target)
-        printed, _ = call("sample", "gaussian", *given)
-        assert printed == f"{target}: 4 samples after 3 steps from {start}\n"
-        with Image.open(target) as image:
-            image.load()
-            assert image.format == "PNG"
-
 
 RBM = (
     " --visible-units gaussian --hidden-units relu,bernoulli --visible-bias log-odds --l1 0.001"

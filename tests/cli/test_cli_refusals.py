@@ -246,6 +246,8 @@ COMMANDS = [
     ("evaluate RUN --data narrow.npy", "--data: narrow.npy has 3 values an example, but"),
     ("evaluate RUN --data big.npy", "big.npy: got 1."),
     ("evaluate RUN/model.safetensors --data no", "--data: got 'no', which is neither"),
+    ("report empty", "run: got empty, expected the folder of a run"),
+    ("report RUN --part test", "--part: got test"),
     ("reconstruct RUN --shape 5x5", "--shape: got '5x5', expected HxW with a product of 16"),
     ("reconstruct RUN --shape wide", "--shape: got 'wide', expected HxW with a product"),
     ("reconstruct RUN --count 0", "--count: got 0, expected a whole number of at least 1"),

@@ -138,29 +138,22 @@ class TestMinibatches:
             assert events[-1].train_error == pytest.approx(error_of(stack, X), rel=1e-5)
 
 
-def stopped_after(minibatches, match, stack=None):
-    """Return the stack of a run that is stopped after so many; an epoch has 4."""
-    asked = count(1)
+@pytest.mark.parametrize(
+    ("minibatches", "match", "done"),
+    [(0, "epoch 1", (0, 0)), (5, "epoch 2 of 3", (1, 1)), (4, "stopped in epoch", (1, 0))],
+)
+def test_a_run_that_is_stopped_holds_the_updates_before(minibatches, match, done):
+    """An epoch has 4 of them."""
+    asked, stack = count(1), make_stack()
     with pytest.raises(RunInterrupted, match=match) as caught:
         tuned(stack, stop=lambda: next(asked) > minibatches)
-    return caught.value.stack
-
-
-class TestStop:
-    def test_before_the_first_minibatch_it_holds_the_given_parameters(self):
-        stack = make_stack()
-        found = stopped_after(0, "epoch 1", stack)
+    found = caught.value.stack
+    (record,) = found.info["finetune"]
+    assert (record["epochs"], record["minibatches_since"]) == done
+    if done == (0, 0):
         np.testing.assert_array_equal(found.layers[0].weight, stack.layers[0].weight)
-
-    def test_after_five_minibatches_it_holds_five_updates(self):
-        found = stopped_after(5, "epoch 2 of 3")
-        record = found.info["finetune"][0]
-        assert (record["epochs"], record["minibatches_since"]) == (1, 1)
-        assert found.parameters_sha256 != tuned(epochs=1).parameters_sha256
-
-    def test_between_epochs_it_holds_the_epochs_before(self):
-        found = stopped_after(4, "stopped in epoch")
-        assert found.parameters_sha256 == tuned(epochs=1).parameters_sha256
+    is_one_epoch = found.parameters_sha256 == tuned(epochs=1).parameters_sha256
+    assert is_one_epoch == (done == (1, 0))
 
 
 class TestDivergence:

@@ -26,7 +26,9 @@ SHAPE = ConvolutionShape(2, 5, 7, 3, 2, pool=2, pooling="prob")
 
 
 def make(shape: ConvolutionShape = SHAPE, **changed) -> ProbabilisticRBM:
-    return convolutional_rbm(2, shape, usual(**changed))
+    rbm = convolutional_rbm(2, shape, usual(**changed))
+    set_parameters(rbm)
+    return rbm
 
 
 def blocks_of(shape: ConvolutionShape, maps: np.ndarray) -> np.ndarray:
@@ -63,7 +65,6 @@ def test_no_input_is_too_large(size):
 
 def test_conditionals_are_those_of_the_enumerated_joint_distribution():
     rbm = make(TINY)
-    set_parameters(rbm)
     W, a, b = unrolled(rbm)
     v = np.array(list(product((0, 1), repeat=9)))
     h = np.array(
@@ -84,7 +85,6 @@ def test_conditionals_are_those_of_the_enumerated_joint_distribution():
 @pytest.mark.parametrize("shape", [TINY, SHAPE, replace(SHAPE, channels_first=True)], ids=str)
 def test_gradient_equals_its_transcription(shape, cd_steps):
     rbm = make(shape, cd_steps=cd_steps)
-    set_parameters(rbm)
     W, a, b = unrolled(rbm)
     v0 = np.random.default_rng(1).random((7, shape.visible)).astype("f4")
     h0 = p = conditional(blocks_of(shape, v0 @ W + b))
@@ -107,7 +107,6 @@ def test_gradient_equals_its_transcription(shape, cd_steps):
 
 def test_the_validation_error_is_of_the_means_of_blocks():
     rbm, x = make(), np.random.default_rng(1).random((5, SHAPE.visible)).astype("f4")
-    set_parameters(rbm)
     W, a, b = unrolled(rbm)
     h = maps_of(SHAPE, conditional(blocks_of(SHAPE, x @ W + b)))
     down = 1 / (1 + np.exp(-(h @ W.T + a)))
