@@ -63,13 +63,6 @@ class TestClassification:
         assert right == pytest.approx(round(right)), "a share of the labelled ones"
         assert read_settings(out / "config.toml").data.labels == 30
 
-    def test_a_validation_error_that_does_not_fall_ends_it(self, call, out):
-        given = ("--finetune-patience", 2, "--finetune-learning-rate", 1e-30, "--quiet")
-        call("train", *DIGITS, "--finetune", "classification", *given, "--out", out)
-        lines = (out / "events.jsonl").read_text().splitlines()
-        assert [json.loads(line)["event"] for line in lines].count("FinetuneEpochFinished") < 10
-        assert read_settings(out / "config.toml").finetune.patience == 2
-
     def test_evaluate_says_what_training_said(self, call, folder):
         report = json.loads(call("evaluate", "classifier", "--json")[0])
         metrics = json.loads((folder / "classifier/metrics.json").read_text())

@@ -86,7 +86,6 @@ OPTIONS = [
         f"--precision: {NO_TF32}, bfloat16 or auto, or --backend cupy on a GPU",
     ),
     ("--precision half", "--precision: 'half' is not one of 'float32', 'tf32', 'bfloat16', 'auto'"),
-    ("--precison bfloat16", "No such option --precison; the nearest one is --precision"),
     ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
     ("--batch-size x", "--batch-size: 'x' is not a valid integer"),
     ("--epochs 1,2,3", "--epochs: got 3 values, expected one for all layers or 2"),
@@ -141,7 +140,6 @@ OPTIONS = [
     ("--stall-timeout 0", "--stall-timeout: got 0.0, expected a number above 0"),
     ("--group-size 2", "--group-size: got 2 with schedule synchronized"),
     ("--resume full", "--out: cannot be combined with --resume; the stopped run's folder is used"),
-    ("--nonsense 3", "No such option"),
     ("--seed", "Option '--seed' requires an argument; see syncpretrain train --help"),
     ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),
 ]
@@ -256,7 +254,6 @@ COMMANDS = [
     ("reconstruct RUN --out x.jpg", "--out: got x.jpg, expected a name that ends with .png"),
     ("filters RUN --out x", "--out: got x, expected a name that ends with .png"),
     ("sample RUN --save z.npy --out z.ps", "--out: got z.ps, expected a name that ends with .png"),
-    ("nonsense", "No such command 'nonsense'; see syncpretrain --help"),
     ("--nonsense", "No such option"),
 ]
 

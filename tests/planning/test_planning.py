@@ -380,12 +380,6 @@ class TestMeasuring:
     def test_sizes_are_powers_of_two_and_all(self):
         assert [sizes(most) for most in (1, 2, 3, 4, 6)] == [[], [2], [2, 3], [2, 4], [2, 4, 6]]
 
-    def test_the_public_function(self):
-        found = plan([10, 8, 4], epochs=2, batch_size=10, examples=100, measure_seconds=0)
-        assert found.choice in found.candidates
-        with pytest.raises(SettingsError, match="layers"):
-            plan([10])
-
 
 @pytest.mark.parametrize(
     ("given", "name"),
