@@ -9,7 +9,7 @@ from randomconvolutions import convolutional_stack
 from randomstacks import normal_stack
 from toyclasses import epochs_of
 
-from syncpretrain import load, pretrain
+from syncpretrain import load
 from syncpretrain.errors import RunInterrupted, SettingsError
 
 STACKS = {
@@ -63,15 +63,6 @@ class TestReconstruction:
         assert errors[1] < 0.5 * errors[0]
         assert epochs_of(events)[-1].validation_error == pytest.approx(errors[1], rel=1e-4)
         assert all(layer.decoder_weight is not None for layer in after.layers)
-
-    def test_of_standardized_pictures_of_two_channels(self):
-        X = np.random.default_rng(0).normal(3, 2, size=(40, 2 * 6 * 6)).astype(np.float32)
-        how = {"model": "denoising", "visible_units": "gaussian", "hidden_units": "tanh"}
-        stack = pretrain(X, layers="2x6x6,conv:3x3,pool:2,5", **how, epochs=1, batch_size=10)
-        after = tuned(stack, X, epochs=5, learning_rate=0.003, batch_size=10)
-        errors = [float(((s.reconstruct(X) - X) ** 2).mean()) for s in (stack, after)]
-        assert errors[1] < errors[0]
-        assert after.units == stack.units
 
 
 @pytest.mark.parametrize("supervised", [True, False])
