@@ -171,7 +171,7 @@ class TestUnknownClasses:
         held_out_y = np.where(np.arange(len(held_out)) % 5 == 0, -1, held_out_y)
         known = y != 11
         given, settings = (X[known], y[known], held_out, held_out_y), {"patience": patience}
-        errors, wrong, notices = self.errors(*given, epochs=8, **settings)
+        errors, wrong, notices = self.errors(*given, epochs=8, learning_rate=0.05, **settings)
         if patience is None:  # else the best epoch's are kept
             assert errors[-1] == pytest.approx(wrong, abs=0.02 if repeated > 1 else 1e-12)
         else:
