@@ -104,38 +104,34 @@ class TestEvaluate:
         assert "fine-tuning" not in by_file
 
 
-class TestEncode:
-    @pytest.mark.parametrize(("data", "rows"), [("x.npy", EXAMPLES), ("bytes.npy", 7)])
-    def test_every_row_of_a_file_in_order(self, call, folder, data, rows):
-        said = call("encode", "on-digits", "--data", data, "--out", "z.npy")
-        assert said == f"z.npy: {rows} codes of {TOP} units, of {data}\n"
-        codes = np.load(folder / "z.npy")
-        assert (codes.shape, codes.dtype) == ((rows, TOP), np.float32)
-        expected = syncpretrain.load(folder / "on-digits").encode(np.load(folder / data))
-        np.testing.assert_array_equal(codes, expected)
+CODES = {  # what is said of them, the rows, and the layer
+    "on-digits --data x.npy": ("50 codes of 5 units, of x.npy", "x.npy", None),
+    "on-digits --data bytes.npy": ("7 codes of 5 units, of bytes.npy", "bytes.npy", None),
+    "on-file --layer 1": ("50 codes of 9 units, of {}/x.npy", "x.npy", 1),
+    "on-file --data digits": ("359 codes of 5 units, of the test part of digits", "test", None),
+}
+for part, count in {"train": "1,294", "validation": 144, "test": 359}.items():
+    text = f"{count} codes of 5 units, of the {part} part of digits"
+    CODES[f"on-digits --part {part}"] = (text, part, None)
 
-    def test_up_to_a_layer(self, call, folder):
-        call("encode", "on-file", "--layer", 1, "--out", "z.npy")
-        expected = syncpretrain.load(folder / "on-file").encode(np.load(folder / "x.npy"), layer=1)
-        np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
 
-    @pytest.mark.parametrize("part", ["train", "validation", "test"])
-    def test_a_part_of_a_data_set(self, call, folder, part):
-        call("encode", "on-digits", "--part", part, "--out", "z.npy")
-        rows = getattr(load_dataset("digits"), part)
-        expected = syncpretrain.load(folder / "on-digits").encode(rows)
-        np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
+@pytest.mark.parametrize("arguments", CODES)
+def test_codes_of_every_row_in_order(call, folder, arguments):
+    text, rows, layer = CODES[arguments]
+    said = call("encode", *arguments.split(), "--out", "z.npy")
+    assert said == f"z.npy: {text.format(folder)}\n"
+    X = np.load(rows) if rows.endswith(".npy") else getattr(load_dataset("digits"), rows)
+    codes = np.load("z.npy")
+    assert codes.dtype == np.float32
+    stack = syncpretrain.load(arguments.split()[0])
+    np.testing.assert_array_equal(codes, stack.encode(X, layer=layer))
 
-    def test_the_test_part_is_what_a_data_set_gives_unasked(self, call):
-        said = call("encode", "on-file", "--data", "digits", "--out", "z.npy")
-        assert said == f"z.npy: 359 codes of {TOP} units, of the test part of digits\n"
 
-    def test_the_held_out_part_of_the_runs_own_file(self, call, folder):
-        said = call("encode", "on-file", "--part", "validation", "--out", "z.npy")
-        assert said.startswith("z.npy: 5 codes of 5 units, of the validation part of ")
-        rows = load_dataset(folder / "x.npy").validation
-        expected = syncpretrain.load(folder / "on-file").encode(rows)
-        np.testing.assert_array_equal(np.load(folder / "z.npy"), expected)
+def test_codes_of_the_held_out_part_of_the_runs_own_file(call, folder):
+    said = call("encode", "on-file", "--part", "validation", "--out", "z.npy")
+    assert said.startswith("z.npy: 5 codes of 5 units, of the validation part of ")
+    expected = syncpretrain.load("on-file").encode(load_dataset(folder / "x.npy").validation)
+    np.testing.assert_array_equal(np.load("z.npy"), expected)
 
 
 def form_of(path):

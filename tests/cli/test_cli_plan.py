@@ -55,11 +55,6 @@ class TestPlan:
         chosen = next(each for each in report["candidates"] if each["name"] == report["choice"])
         assert chosen["settings"] == report["settings"]
 
-    def test_the_command_that_it_prints_trains(self, call):
-        words = json.loads(call("plan", *STACK, *QUICK, "--json")[0])["command"].split()
-        assert words[0] == "syncpretrain"
-        assert json.loads(call(*words[1:], "--data", "x.npy", "--json")[0])["schedule"] in words
-
     def test_own_products(self, call):
         own = ("--products", "own", "--finetune", "reconstruction", "--finetune-products", "own")
         report = json.loads(call("plan", *STACK, *QUICK, *own, "--json")[0])

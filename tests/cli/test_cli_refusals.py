@@ -86,17 +86,13 @@ OPTIONS = [
         f"--precision: {NO_TF32}, bfloat16 or auto, or --backend cupy on a GPU",
     ),
     ("--precision half", "--precision: 'half' is not one of 'float32', 'tf32', 'bfloat16', 'auto'"),
-    ("--precison bfloat16", "No such option --precison; the nearest one is --precision"),
     ("--batch-size 41", "--batch-size: got 41, expected at most 36, the examples to train on"),
-    ("--batch-size 0", "--batch-size: got 0, expected a whole number of at least 1"),
     ("--batch-size x", "--batch-size: 'x' is not a valid integer"),
     ("--epochs 1,2,3", "--epochs: got 3 values, expected one for all layers or 2"),
-    ("--epochs 0", "--epochs: got 0, expected a whole number of at least 1"),
     ("--epochs 1.5", "--epochs: got '1.5', expected whole numbers"),
     ("--epochs 1000000000", "--epochs: got 1000000000, expected at most 1000000"),
     ("--refresh-epochs 1,2,3", "--refresh-epochs: got 3 values, expected one for all"),
     ("--refresh-epochs -1", "--refresh-epochs: got -1, expected a whole number of at least 0"),
-    ("--cd-steps 0", "--cd-steps: got 0, expected a whole number of at least 1"),
     ("--learning-rate 0.1,0.1,0.1", "--learning-rate: got 3 values, expected one for all"),
     ("--learning-rate nan", "--learning-rate: got nan, expected a number above 0"),
     ("--learning-rate inf", "--learning-rate: got inf, expected a finite number"),
@@ -106,8 +102,6 @@ OPTIONS = [
     ("--momentum 1", "--momentum: got 1, expected at least 0 and below 1"),
     ("--momentum 0.5:5", "--momentum: got '0.5:5', expected a number, or stages such as"),
     ("--seed -1", "--seed: got -1, expected a whole number of at least 0"),
-    ("--workers 0", "--workers: got 0, expected a whole number of at least 1"),
-    ("--replicas 0", "--replicas: got 0, expected a whole number of at least 1"),
     ("--replicas 2,2,2", "--replicas: got 3 values, expected one for all layers or 2"),
     ("--replicas 4 --shards 2", "--replicas: got 4 for layer 1, whose minibatches have 2 shards"),
     ("--replicas 11", "--shards: got 11 for layer 1, expected at most 10, the examples"),
@@ -118,7 +112,6 @@ OPTIONS = [
         "--split: got units with model autoencoder, expected examples",
     ),
     ("--persistent --replicas 2 --split units", "--split: got units with persistent, expected ex"),
-    ("--blas-threads 0", "--blas-threads: got 0, expected a whole number of at least 1"),
     ("--blas-threads 9999999999", "--blas-threads: got 9999999999, expected a whole number of at"),
     ("--workers 1000000", "--workers: got 1000000, expected a whole number of at most 1024"),
     ("--validation 1", "--validation: got 1.0, expected a number below 1"),
@@ -143,12 +136,10 @@ OPTIONS = [
     ("--config damaged.toml", "damaged.toml: these settings are no TOML: "),
     ("--config wrong.toml", "wrong.toml: epochs: got 0, expected a whole number of at least 1"),
     ("--checkpoint-every often", "--checkpoint-every: got 'often', expected a number of epochs"),
-    ("--keep 0", "--keep: got 0, expected a whole number of at least 1"),
     ("--max-restarts -1", "--max-restarts: got -1, expected a whole number of at least 0"),
     ("--stall-timeout 0", "--stall-timeout: got 0.0, expected a number above 0"),
     ("--group-size 2", "--group-size: got 2 with schedule synchronized"),
     ("--resume full", "--out: cannot be combined with --resume; the stopped run's folder is used"),
-    ("--nonsense 3", "No such option"),
     ("--seed", "Option '--seed' requires an argument; see syncpretrain train --help"),
     ("extra", "Got unexpected extra argument (extra); see syncpretrain train --help"),
 ]
@@ -167,6 +158,8 @@ TUNING = [
         "replicas: got 3 for 2 shards, expected no more workers than shards",
     ),
 ]
+COUNTS = ("batch-size", "epochs", "cd-steps", "workers", "replicas", "blas-threads", "keep")
+OPTIONS += [(f"--{x} 0", f"--{x}: got 0, expected a whole number of at least 1") for x in COUNTS]
 OPTIONS += [(f"--finetune reconstruction --{given}", f"--finetune-{m}") for given, m in TUNING]
 
 
@@ -251,6 +244,8 @@ COMMANDS = [
     ("evaluate RUN --data narrow.npy", "--data: narrow.npy has 3 values an example, but"),
     ("evaluate RUN --data big.npy", "big.npy: got 1."),
     ("evaluate RUN/model.safetensors --data no", "--data: got 'no', which is neither"),
+    ("report empty", "run: got empty, expected the folder of a run"),
+    ("report RUN --part test", "--part: got test"),
     ("reconstruct RUN --shape 5x5", "--shape: got '5x5', expected HxW with a product of 16"),
     ("reconstruct RUN --shape wide", "--shape: got 'wide', expected HxW with a product"),
     ("reconstruct RUN --count 0", "--count: got 0, expected a whole number of at least 1"),
@@ -259,7 +254,6 @@ COMMANDS = [
     ("reconstruct RUN --out x.jpg", "--out: got x.jpg, expected a name that ends with .png"),
     ("filters RUN --out x", "--out: got x, expected a name that ends with .png"),
     ("sample RUN --save z.npy --out z.ps", "--out: got z.ps, expected a name that ends with .png"),
-    ("nonsense", "No such command 'nonsense'; see syncpretrain --help"),
     ("--nonsense", "No such option"),
 ]
 
@@ -289,26 +283,24 @@ class TestOthers:
         assert line == f"Error: --out: {words}"
         assert (trained / name).read_bytes() == before
 
-    @pytest.mark.parametrize("data", ["x.npy", "~/x.npy"])
-    def test_a_file_that_is_read(self, folder, refusal, trained, data, monkeypatch):
+    @pytest.mark.parametrize(
+        ("arguments", "name"),
+        [
+            ("encode RUN --data x.npy", "x.npy"),
+            ("encode RUN --data ~/x.npy", "x.npy"),
+            ("export net.safetensors", "net.safetensors"),
+            *((f"{name} RUN", "RUN/../x.npy") for name in ("encode", "score", "reconstruct")),
+            ("report RUN", "RUN/../x.npy"),
+        ],
+    )
+    def test_a_file_that_is_read(self, folder, refusal, trained, arguments, name, monkeypatch):
         monkeypatch.setenv("HOME", str(folder))
-        before = Path("x.npy").read_bytes()
-        line = refusal("encode", trained, "--data", data, "--out", folder / "x.npy")
-        assert line == f"Error: --out: {folder / 'x.npy'} is a file that is read; name another one"
-        assert Path("x.npy").read_bytes() == before
-
-    def test_a_model_that_is_read(self, folder, refusal, trained):
-        alone = shutil.copy(trained / "model.safetensors", folder / "net.safetensors")
-        line = refusal("export", alone, "--out", "net.safetensors")
-        assert line == "Error: --out: net.safetensors is a file that is read; name another one"
-
-    @pytest.mark.parametrize("command", ["encode", "score", "reconstruct", "report"])
-    def test_the_data_of_a_run_are_not_replaced(self, folder, refusal, trained, command):
-        data = trained.parent / "x.npy"
-        before = data.read_bytes()
-        line = refusal(command, trained, "--out", data)
-        assert line == f"Error: --out: {data} is a file that is read; name another one"
-        assert data.read_bytes() == before
+        shutil.copy(trained / "model.safetensors", folder / "net.safetensors")
+        path = Path(name.replace("RUN/..", str(trained.parent)))
+        before = path.read_bytes()
+        line = refusal(*arguments.replace("RUN", str(trained)).split(), "--out", path)
+        assert line == f"Error: --out: {path} is a file that is read; name another one"
+        assert path.read_bytes() == before
 
     def test_a_model_without_a_run_asks_for_data_and_may_be_damaged(self, folder, refusal, trained):
         content = bytearray((trained / "model.safetensors").read_bytes())

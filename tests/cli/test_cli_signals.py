@@ -132,17 +132,6 @@ def test_a_terminal_that_closes_leaves_a_model_and_a_checkpoint(tmp_path):
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_a_stopped_run_can_be_replayed(tmp_path):
-    with running(tmp_path, *PRETRAIN, "--pace", "free") as run:
-        run.wait_for("layer 2")
-        run.stop(signal.SIGINT)
-    again = [*TRAIN[:4], "--replay", "run", "--out", "again", "--quiet"]
-    subprocess.run(again, cwd=tmp_path, timeout=60, check=True)
-    again = syncpretrain.load(tmp_path / "again").info["epochs"]
-    assert min(again) >= 1
-    assert sum(again) <= sum(syncpretrain.load(tmp_path / "run").info["epochs"])
-
-
 def test_a_run_whose_reader_has_ended_says_so(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((100, 6), dtype=np.float32))
     read, written = os.pipe()

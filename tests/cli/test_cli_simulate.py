@@ -1,7 +1,6 @@
 """``syncpretrain simulate``."""
 
 import json
-import math
 
 import pytest
 
@@ -64,14 +63,6 @@ def test_json_is_read_again_as_costs(call, tmp_path):
     assert json.loads(again)["curves"] == report["curves"]
 
 
-def test_async_has_staleness(call):
-    out, _ = call(*STACK, "--schedule", "async", "--devices", "1,4", "--json")
-    first, last = json.loads(out)["curves"][0]["runs"]
-    assert first["staleness"] == 0
-    assert 0 < last["staleness"] < 4
-    assert math.isfinite(last["seconds"])
-
-
 def test_async_says_what_stale_updates_count(call):
     out, _ = call(*STACK, "--schedule", "async", "--devices", "1,4")
     lines = dict(line.split(": ", 1) for line in out.splitlines() if "staleness" in line)
@@ -111,9 +102,6 @@ def test_the_picture_is_a_png(call, tmp_path):
         (("--latency", "soon"), "--latency: got 'soon', expected a time"),
         (("--costs", "1,2,3"), "--costs: got those of 3 layers, expected 2"),
         (("--costs", "nowhere.json"), "--costs: nowhere.json: "),
-        (("--bandwidth", "1e-300b/s"), "--bandwidth: got '1e-300b/s', expected bits or bytes"),
-        (("--bandwidth", "1e308Tb/s"), "--bandwidth: got '1e308Tb/s', expected bits or bytes"),
-        (("--latency", "1e300s"), "--latency: got '1e300s', expected a time"),
         (("--batch-size", "201"), "--batch-size: got 201, expected at most 200, the examples"),
         (("--schedule", "greedy", "--servers", "2"), "--servers: got 2 with schedule greedy"),
         (("--schedule", "rounds", "--push-every", "2"), "--push-every: got 2 with schedule rounds"),
@@ -122,8 +110,6 @@ def test_the_picture_is_a_png(call, tmp_path):
         (("--group-size", "2"), "--group-size: got 2 without --schedule"),
         (("--schedule", "greedy", "--delay", "1"), "--delay: got 1 with handoff epoch"),
         (("--schedule", "greedy", "--replicas", "x"), "--replicas: got 'x', expected auto"),
-        (("--schedule", "async", "--handoff", "minibatch"), "--handoff: got minibatch"),
-        (("--schedule", "async", "--replicas", "2"), "--replicas: got some"),
         (("--cores", "--latency", "0s"), "--latency: got 0s with --cores, whose messages take no"),
         (("--cores", "--devices", "9999"), "--devices: got 9999 with --cores, expected at most"),
         (("--out", "curves.jpg"), "--out: got curves.jpg, expected a name that ends with .png"),

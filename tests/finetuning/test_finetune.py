@@ -6,7 +6,7 @@ from itertools import count, product
 
 import numpy as np
 import pytest
-from minibatches import gradient, train
+from minibatches import train
 from randomstacks import normal_stack
 from stackcomparisons import arrays_of
 
@@ -17,7 +17,6 @@ from syncpretrain.finetuning import finetune, prepared
 from syncpretrain.finetuning.chain import Affine
 from syncpretrain.finetuning.network import Network
 from syncpretrain.finetuning.optimizers import gradient_descent
-from syncpretrain.finetuning.tasks import Reconstruction
 from syncpretrain.parallel.worker_pool import WorkerPool
 
 SIDE = 4
@@ -138,38 +137,23 @@ class TestMinibatches:
             tuned(stack, X, batch_size=batch_size, learning_rate=1e-12, observers=[events.append])
             assert events[-1].train_error == pytest.approx(error_of(stack, X), rel=1e-5)
 
-    def test_stale_rows_of_a_smaller_last_minibatch_are_not_used(self):
-        X, stack = bars_and_stripes(), make_stack()
-        chain = Reconstruction(stack, loss=None).chain()
-        used, fresh = (Network(chain, loss="squared", batch_size=8) for _ in range(2))
-        gradient(used, X[:8], X[:8])
-        assert gradient(used, X[8:11], X[8:11]) == gradient(fresh, X[8:11], X[8:11])
-        np.testing.assert_array_equal(used.gradients, fresh.gradients)
 
-
-def stopped_after(minibatches, match, stack=None):
-    """Return the stack of a run that is stopped after so many; an epoch has 4."""
-    asked = count(1)
+@pytest.mark.parametrize(
+    ("minibatches", "match", "done"),
+    [(0, "epoch 1", (0, 0)), (5, "epoch 2 of 3", (1, 1)), (4, "stopped in epoch", (1, 0))],
+)
+def test_a_run_that_is_stopped_holds_the_updates_before(minibatches, match, done):
+    """An epoch has 4 of them."""
+    asked, stack = count(1), make_stack()
     with pytest.raises(RunInterrupted, match=match) as caught:
         tuned(stack, stop=lambda: next(asked) > minibatches)
-    return caught.value.stack
-
-
-class TestStop:
-    def test_before_the_first_minibatch_it_holds_the_given_parameters(self):
-        stack = make_stack()
-        found = stopped_after(0, "epoch 1", stack)
+    found = caught.value.stack
+    (record,) = found.info["finetune"]
+    assert (record["epochs"], record["minibatches_since"]) == done
+    if done == (0, 0):
         np.testing.assert_array_equal(found.layers[0].weight, stack.layers[0].weight)
-
-    def test_after_five_minibatches_it_holds_five_updates(self):
-        found = stopped_after(5, "epoch 2 of 3")
-        record = found.info["finetune"][0]
-        assert (record["epochs"], record["minibatches_since"]) == (1, 1)
-        assert found.parameters_sha256 != tuned(epochs=1).parameters_sha256
-
-    def test_between_epochs_it_holds_the_epochs_before(self):
-        found = stopped_after(4, "stopped in epoch")
-        assert found.parameters_sha256 == tuned(epochs=1).parameters_sha256
+    is_one_epoch = found.parameters_sha256 == tuned(epochs=1).parameters_sha256
+    assert is_one_epoch == (done == (1, 0))
 
 
 class TestDivergence:

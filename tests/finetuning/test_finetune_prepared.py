@@ -99,25 +99,10 @@ class TestBeforePretraining:
         match = "^layers: fine-tuning 16,9,4 on 80 examples need about 0.0 GB"
         refused_early(match, settings, make_data())
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ("--finetune classification --labels 1", "--labels: got 1 class, "),
-            ("--finetune reconstruction --finetune-optimizer cg", "--finetune-optimizer: cg needs"),
-            (
-                "--finetune reconstruction --visible-units gaussian --finetune-loss cross-entropy",
-                "--finetune-loss: got cross-entropy for gaussian visible units",
-            ),
-        ],
-    )
-    def test_on_the_command_line(self, tmp_path, monkeypatch, call, arguments, message):
-        monkeypatch.chdir(tmp_path)
+    def test_an_optimizer_that_is_not_installed(self, refused_early, monkeypatch):
         monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-        data = make_data()
-        np.savez(tmp_path / "x.npz", X=data.train, y=data.train_labels)
-        given = ("--layers", "16,9", "--batch-size", "10", "--data", "x.npz", *arguments.split())
-        assert call("train", *given, status=2)[1].startswith(f"Error: {message}")
-        assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+        settings = make_settings(objective="reconstruction", optimizer="cg")
+        refused_early("^finetune_optimizer: cg needs", settings, make_data())
 
 
 class TestRun:

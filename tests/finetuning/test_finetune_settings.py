@@ -11,29 +11,27 @@ from syncpretrain.finetuning.optimizers import Descent
 
 
 class TestPatience:
-    def test_stops_and_keeps_the_best(self):
+    @pytest.mark.parametrize(
+        ("epochs", "own"),
+        [
+            (500, {"patience": 4, "learning_rate": 0.02}),
+            (60, {"patience": 59, "learning_rate": 0.05, "seed": 2}),  # to the last epoch
+        ],
+    )
+    def test_stops_and_keeps_the_best(self, epochs, own):
         X, events = toy()[0], []
         # Validated with other numbers than trained with: learning soon makes it worse.
         wrong = numbers(X[::-1])
-        how = {"validation": X, "validation_y": wrong, "patience": 4, "epochs": 500}
-        after = tuned(None, X, numbers(X), **how, learning_rate=0.02, observers=[events.append])
+        how = {"validation": X, "validation_y": wrong, "epochs": epochs, **own}
+        after = tuned(None, X, numbers(X), **how, observers=[events.append])
         errors = [event.validation_error for event in epochs_of(events)]
-        best = int(np.argmin(errors)) + 1
-        assert len(errors) == best + 4 < 500
+        best, last = int(np.argmin(errors)) + 1, len(errors)
+        assert best < last == min(best + own["patience"], epochs)
+        assert (last == epochs) == (epochs == 60)
         kept = np.square(after.predict(X) - wrong).sum() / len(X)
         assert kept == pytest.approx(min(errors), rel=1e-5)
-        record = {"best_epoch": best, "epochs": best + 4, "patience": 4}
+        record = {"best_epoch": best, "epochs": last, "patience": own["patience"]}
         assert record.items() <= after.info["finetune"][0].items()
-
-    def test_the_best_are_kept_at_the_last_epoch_too(self):
-        X, events = toy()[0], []
-        held_out = {"validation": X, "validation_y": numbers(X[::-1])}
-        settings = {"learning_rate": 0.05, "epochs": 60, "patience": 59, "seed": 2}
-        after = tuned(None, X, numbers(X), **held_out, **settings, observers=[events.append])
-        errors = [event.validation_error for event in epochs_of(events)]
-        assert after.info["finetune"][0]["best_epoch"] == np.argmin(errors) + 1 < 60
-        kept = np.square(after.predict(X) - held_out["validation_y"]).sum() / len(X)
-        assert kept == pytest.approx(min(errors), rel=1e-5)
 
     def test_without_any_finite_error_nothing_was_better_than_the_start(self, monkeypatch):
         monkeypatch.setattr(Network, "error", lambda self, X, target: np.inf)

@@ -37,10 +37,10 @@ def examples(dtype=np.float64):
     return np.random.default_rng(3).random((20, 6)).astype(dtype)
 
 
-def train(optimizer, network, steps, rate=RATE):
+def train(optimizer, network, steps):
     x = examples(network.parameters.dtype)
     for step in range(steps):
-        take_step(optimizer, x, x, rate=rate, epoch=1, step=step)
+        take_step(optimizer, x, x, rate=RATE, epoch=1, step=step)
     return network.parameters.copy()
 
 

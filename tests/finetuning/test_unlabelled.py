@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from densechains import make_chain, make_examples
 from trialruns import notices_of
+from unitkinds import MEANS
 
 from syncpretrain import finetune, pretrain
 from syncpretrain.errors import DivergedError, SettingsError
@@ -32,10 +33,8 @@ SHARED = {"batch_size": 6, "shards": 4, "split": "examples"}
 def outputs(pairs, X, units=RELU):
     """Return what plain links make of rows."""
     for (weight, bias), kind in zip(pairs, units, strict=True):
-        X = X @ weight + bias
-        if kind == "relu":
-            X = np.maximum(X, 0)
-    return np.exp(X) / np.exp(X).sum(axis=1, keepdims=True)
+        X = MEANS[kind](X @ weight + bias)
+    return X
 
 
 def pairs_of(links):
@@ -163,13 +162,8 @@ def test_the_loss_is_that_of_the_equation(shards, split, weighted, aligned):
     assert 0.1 < (noisy - x[numbers[rows]]).std() < 0.5
 
     # Transcribed from the equation at the top of unlabelled.py.
-    def y(inputs):
-        for i, link in enumerate(chain):
-            inputs = inputs @ link.weight + link.bias
-            inputs = (np.maximum(inputs, 0), 1 / (1 + np.exp(-inputs)), inputs)[i]
-        return np.exp(inputs) / np.exp(inputs).sum(axis=1, keepdims=True)
-
-    clean, seen = y(x[numbers[rows[known:]]]), y(noisy)
+    pairs, units = pairs_of(chain), [link.units for link in chain]
+    clean, seen = (outputs(pairs, own, units) for own in (x[numbers[rows[known:]]], noisy))
     if aligned:
         clean *= given.targets.mean(axis=0) / (clean.mean(axis=0) + 1e-3)
         clean /= clean.sum(axis=1, keepdims=True)

@@ -186,32 +186,6 @@ def test_the_centred_gradient_is_recombined_from_the_plain_one(units, persistent
     assert share == pytest.approx(centred._offsets[-1])
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-def test_offsets_and_chains_are_state_and_start_anew(shards):
-    X, learners = rows("bernoulli", 40), [make(centred=True, chain_start="data") for _ in range(3)]
-    steps = [step_for(rbm, shards, "examples") for rbm in learners]
-    start = learners[0].snapshot()
-
-    def train(number: int, batches: range) -> None:
-        for step in batches:
-            own = np.arange(10) + 10 * (step % 4)
-            steps[number].train_step(X, own[: 10 - step], epoch=1, step=step)
-
-    train(0, range(6))
-    train(1, range(3))
-    kept = {name: array.copy() for name, array in steps[1].state().items()}
-    assert "offsets" in kept
-    load_state(learners[2], steps[2], learners[1].snapshot(), kept)
-    train(2, range(3, 6))
-    straight, resumed = learners[0].snapshot(), learners[2].snapshot()
-    learners[0].restore(start)
-    steps[0].restart()
-    train(0, range(6))
-    for found in (resumed, learners[0].snapshot()):
-        for have, want in zip(found.arrays(), straight.arrays(), strict=True):
-            np.testing.assert_array_equal(have[1], want[1])
-
-
 def test_centring_learns_spins_in_a_few_updates(monkeypatch):
     """At most 0.35 from the truth after 500 updates, where the plain gradient is further."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "benchmarks"))

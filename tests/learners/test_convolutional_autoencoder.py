@@ -139,14 +139,15 @@ def test_visible_biases_start_from_the_log_odds_of_a_channel(channels_first):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_decay_and_biases_do_not(tied):
-    learner = make(tied=tied, weight_decay=0.5, l1=0.25)
+@pytest.mark.parametrize(("l2", "l1"), [(0.5, 0.0), (0.0, 0.25), (0.5, 0.25)])
+def test_weights_decay_and_biases_do_not(tied, l2, l1):
+    learner = make(tied=tied, weight_decay=l2, l1=l1)
     parameters = set_parameters(learner)
     for gradient in learner.gradients:
         gradient.fill(0)
     learner.update(epoch=1)
     for now, before in zip(learner.parameters, parameters, strict=True):
-        decay = 0.5 * before + 0.25 * np.sign(before) if before.ndim > 1 else 0
+        decay = l2 * before + l1 * np.sign(before) if before.ndim > 1 else 0
         np.testing.assert_allclose(now, before - 0.1 * decay, rtol=1e-5)
 
 

@@ -9,11 +9,11 @@ import pytest
 from binaryunits import logistic, states
 from convolutionbydefinition import channel_of, filters_of, pooled
 from learnersteps import assert_close, unrolled, usual
-from unitkinds import INPUT_UNITS, KINDS, MEANS, RBM_UNITS, STATES, examples_for
+from transcribedrbm import Transcription
+from unitkinds import INPUT_UNITS, MEANS, RBM_UNITS, examples_for
 
 from syncpretrain.learners.convolution import ConvolutionalRBM
 from syncpretrain.pretraining.build import step_for
-from syncpretrain.rng import Address, Purpose
 from syncpretrain.shapes import ConvolutionShape
 
 TINY = ConvolutionShape(1, 3, 3, 2, 2, pool=2)  # 9 visible and 8 hidden units
@@ -68,25 +68,21 @@ def test_conditionals_are_those_of_the_enumerated_joint_distribution():
 @pytest.mark.parametrize("cd_steps", [1, 3])
 @pytest.mark.parametrize("visible_units", INPUT_UNITS)
 @pytest.mark.parametrize("hidden_units", RBM_UNITS)
-def test_gradient_equals_its_transcription(name, cd_steps, visible_units, hidden_units):
-    """CD-k of the dense RBM word for word, float64, with the same draws."""
+@pytest.mark.parametrize("changed", [{}, {"persistent": True}, {"hidden_dropout": 0.5}])
+def test_gradient_equals_that_of_the_dense_rbm(
+    name, cd_steps, visible_units, hidden_units, changed
+):
     shape, kinds = SHAPES[name], {"visible_units": visible_units, "hidden_units": hidden_units}
-    rbm = make(shape, cd_steps=cd_steps, layer=2, **kinds)
-    W, a, b = set_parameters(rbm, scale=0.2)
+    rbm = make(shape, cd_steps=cd_steps, layer=2, **kinds, **changed)
+    dense = Transcription(rbm, set_parameters(rbm, scale=0.2))
     v0 = examples_for(visible_units, 7, shape.visible)
-    inputs = v0 @ W + b
-    h0 = MEANS[hidden_units](inputs)
-    for k in range(cd_steps):
-        draws = Address(3, Purpose.HIDDEN, 2, 3, 5, k << 32).generator()
-        draw = draws.random if KINDS[hidden_units].noise == "uniform" else draws.standard_normal
-        h = STATES[hidden_units](inputs, draw(inputs.shape, dtype=np.float32))
-        v = MEANS[visible_units](h @ W.T + a)
-        inputs = v @ W + b
-    h = MEANS[hidden_units](inputs)
-    wanted = shared(shape, (v0.T @ h0 - v.T @ h) / 7, (v0 - v).mean(axis=0), (h0 - h).mean(axis=0))
-    error, found = gradients_of(rbm, v0)
-    assert error == pytest.approx(np.square(v0 - v).sum(), rel=1e-4)
-    assert_close(found, wanted, atol=3e-6)
+    for step in range(3):
+        wanted = shared(shape, *dense.gradient(np.float64(v0), epoch=3, step=step))
+        error, found = gradients_of(rbm, v0, step=step)
+        assert_close(found, wanted, atol=3e-6)
+    if not rbm.settings.persistent:
+        assert error == pytest.approx(dense.error, rel=1e-4)
+    assert (rbm.hidden_means(7) is None) == ("hidden_dropout" in changed or shape.pooling == "mean")
 
 
 @pytest.mark.parametrize(
@@ -143,38 +139,6 @@ def test_the_validation_error_is_of_the_maps_before_pooling():
     W, a, b = set_parameters(rbm)
     down = logistic(logistic(x @ W + b) @ W.T + a)
     assert rbm.validation_error(x) == pytest.approx(np.square(down - x).sum() / 5, rel=1e-5)
-
-
-@pytest.mark.parametrize("visible_units", INPUT_UNITS)
-def test_persistent_chains_go_on_where_they_were(visible_units):
-    """The negative phase is of the chain's states, drawn from what the last step left."""
-    rbm = make(persistent=True, visible_units=visible_units, layer=2)
-    W, a, b = set_parameters(rbm, scale=0.3)
-    v0, h = examples_for(visible_units, 10, SHAPE.visible), np.zeros((10, len(b)))
-    for step in range(3):
-        inputs = h @ W.T + a
-        draws = Address(3, Purpose.VISIBLE, 2, 1, step).generator()
-        draw = draws.random if KINDS[visible_units].noise == "uniform" else draws.standard_normal
-        v = STATES[visible_units](inputs, draw(inputs.shape, dtype=np.float32))
-        inputs = v @ W + b
-        draws = Address(3, Purpose.HIDDEN, 2, 1, step).generator()
-        h = STATES["bernoulli"](inputs, draws.random(inputs.shape, dtype=np.float32))
-        h0, h1 = logistic(v0 @ W + b), logistic(inputs)
-        dW, da, db = v0.T @ h0 - v.T @ h1, (v0 - v).sum(axis=0), (h0 - h1).sum(axis=0)
-        _, found = gradients_of(rbm, v0, epoch=1, step=step)
-        assert_close(found, shared(SHAPE, dW / 10, da / 10, db / 10), atol=3e-6)
-
-
-def test_dropped_units_take_no_part():
-    rbm, x = make(hidden_dropout=0.5), examples_for("bernoulli", 10, SHAPE.visible)
-    set_parameters(rbm)
-    gradients_of(rbm, x)
-    h0, h1 = np.split(rbm._h, 2)
-    dropped = Address(3, Purpose.DROPOUT, 1, 3, 5).generator().random(h0.shape, dtype="f4") < 0.5
-    assert not h0[dropped].any()
-    assert not h1[dropped].any()
-    assert h0[~dropped].all()
-    assert rbm.hidden_means(10) is None
 
 
 @pytest.mark.parametrize("shards", [2, 3])

@@ -11,19 +11,18 @@ import pytest
 from comparisondata import make_data, make_settings
 from hypothesis import given
 from hypothesis import strategies as st
-from trialruns import died, settings_on
+from trialruns import settings_on
 
 from syncpretrain import Stack, pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.events import DriftJudged, EpochFinished, Event
 from syncpretrain.learners.early_stopping import Outputs, drift
-from syncpretrain.observers.event_log import read_reads
 from syncpretrain.planning.candidates import Task, candidates
 from syncpretrain.planning.choice import plan_for
 from syncpretrain.planning.timings import LayerTimings, Timings
 from syncpretrain.runs.compare import compare
 from syncpretrain.runs.folder import EVENTS_NAME, TRACE_NAME
-from syncpretrain.runs.run import resume_run, train_run
+from syncpretrain.runs.run import train_run
 from syncpretrain.settings import read_settings, settings_from, write_settings
 
 pytestmark = pytest.mark.usefixtures("forked_layers")
@@ -155,21 +154,6 @@ def test_free_runs_replay(bits):
     again, replayed = run(bits, **free, replay=reads(events), runtime="serial")
     assert again.parameters_sha256 == stack.parameters_sha256
     assert judged(replayed) == [], "it has been decided"
-
-
-@pytest.mark.parametrize("settings", [WAKING, SETTLING], ids=["waking", "settling"])
-def test_a_killed_run_resumes_to_the_same_bits_and_events(bits, tmp_path, settings):
-    given = settings_on(tmp_path, bits, LAYERS, tuning=1, learning_rate=0.6, **settings)
-    whole = train_run(given, out=tmp_path / "whole")
-    for n in (3, 8):
-        report = resume_run(died(given, tmp_path / f"died-{n}", n=n))
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
-        log = tmp_path / f"died-{n}" / EVENTS_NAME
-        assert read_reads(log) == read_reads(tmp_path / "whole" / EVENTS_NAME)
-    replayed = train_run(
-        given, out=tmp_path / "replayed", replay=read_reads(tmp_path / "whole" / EVENTS_NAME)
-    )
-    assert replayed["parameters_sha256"] == whole["parameters_sha256"]
 
 
 def test_the_run_folder_tells_who_slept_on(bits, tmp_path):

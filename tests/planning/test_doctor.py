@@ -77,69 +77,6 @@ def test_a_check_that_raises_is_a_finding(monkeypatch):
     assert "MemoryError: no room" in finding.found
 
 
-@pytest.mark.parametrize(
-    ("threads", "status", "words"),
-    [([], "warning", "VECLIB"), ([1], "warning", "Unset OMP_NUM_THREADS"), ([4], "ok", "")],
-)
-def test_blas(monkeypatch, threads, status, words):
-    info = {"user_api": "blas", "internal_api": "openblas", "version": "0.3"}
-    libraries = [{**info, "num_threads": number} for number in threads]
-    monkeypatch.setattr(doctor, "threadpool_info", lambda: [{"user_api": "openmp"}, *libraries])
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
-    finding = doctor._blas()
-    assert (finding.status, len(finding.facts["libraries"])) == (status, len(threads))
-    assert words in finding.advice
-
-
-@pytest.mark.parametrize(
-    ("width", "core", "api", "status"),
-    [
-        (16, "Haswell", "openblas", "warning"),
-        (16, "Nehalem", "openblas", "warning"),
-        (16, "SkylakeX", "openblas", "ok"),
-        (16, None, "openblas", "ok"),
-        (16, "Haswell", "mkl", "ok"),
-        (8, "Haswell", "openblas", "ok"),
-    ],
-)
-def test_a_variable_that_holds_blas_back_is_named(monkeypatch, width, core, api, status):
-    info = {"user_api": "blas", "internal_api": api, "version": "1", "num_threads": 1}
-    monkeypatch.setattr(doctor, "threadpool_info", lambda: [info])
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 1)
-    monkeypatch.setattr(doctor.native, "extension", SimpleNamespace(WIDTH=width))
-    if core is not None:
-        monkeypatch.setenv(doctor.CORE_VARIABLE, core)
-    finding = doctor._blas()
-    assert finding.status == status
-    assert ("Unset OPENBLAS_CORETYPE" in finding.advice) == (status == "warning")
-
-
-BY_TILES = r"bfloat16 \(AMX\) are 3.0 times as fast as float32's on one core"
-
-
-@pytest.mark.parametrize(
-    ("forms", "order", "found"),
-    [
-        (("tiles", "pairs"), "", BY_TILES),
-        (("pairs", "portable pairs"), "", r"bfloat16 \(AVX512-BF16\) are 3.0 times"),
-        (("portable pairs",), "", "no products of bfloat16: this CPU has neither AMX nor AVX512"),
-        (("portable tiles", "pairs"), "tiles", "BFLOAT16 is tiles, for which this CPU has no ins"),
-        (None, "", "no products of bfloat16: the compiled kernels are missing"),
-    ],
-)
-def test_the_instructions_for_bfloat16_are_named(monkeypatch, forms, order, found):
-    extension = forms and SimpleNamespace(bfloat16_forms=lambda: forms)
-    monkeypatch.setattr(doctor.native, "extension", extension)
-    monkeypatch.setattr(precision_choice, "extension", extension)
-    monkeypatch.setattr(doctor, "bfloat16_gain", lambda: 3.0)
-    monkeypatch.setenv(doctor.native.ORDER_VARIABLE, order)
-    finding = doctor._precision()
-    assert re.search(found, finding.found)
-    is_fast = forms is not None and not forms[0].startswith("portable")
-    assert finding.advice.startswith("--precision bfloat16" if is_fast else "Keep")
-    assert bool(finding.facts["instructions"]) == is_fast
-
-
 def test_products_are_right_here():
     finding = doctor._products()
     assert finding.facts["one_blas_thread"] <= doctor.TOLERANCE
@@ -175,6 +112,21 @@ def off_by(*deviations):
     return {"deviation": lambda pairs: next(each)}
 
 
+def blas_of(*threads, api="openblas", width=8, **environment):
+    """Return stand-ins for libraries of so many threads, on 4 cores with vectors of a width."""
+    own = {"user_api": "blas", "internal_api": api, "version": "0.3"}
+    found = [{"user_api": "openmp"}, *({**own, "num_threads": number} for number in threads)]
+    vectors = SimpleNamespace(WIDTH=width)
+    return on_cores(4, threadpool_info=lambda: found, extension=vectors, **environment)
+
+
+def products_by(*forms, order=""):
+    """Return stand-ins for compiled kernels with these forms of products of bfloat16, or none."""
+    extension = SimpleNamespace(bfloat16_forms=lambda: forms) if forms else None
+    own = {"extension": extension, "bfloat16_gain": lambda: 3.0}
+    return own | {doctor.native.ORDER_VARIABLE: order}
+
+
 def speeds(count, together):
     return on_cores(count, rate=lambda pairs: together if len(pairs) > 1 else 100.0)
 
@@ -192,10 +144,33 @@ def gpu(cupy, driver=None):
 ALONE, LACKING = "1 core: BLAS 100 GFLOP/s", "NVIDIA A1.*libcublas is not found; install it$"
 BOTH = "2 cores: BLAS 200, own products 300 GFLOP/s"
 GFLOPS = {1: {"blas": 100}, 2: {"own": 300, "blas": 200}}
+NEHALEM, HASWELL, SKYLAKE = (
+    {doctor.CORE_VARIABLE: name} for name in ("Nehalem", "Haswell", "SkylakeX")
+)
+HELD_BACK = "Unset OPENBLAS_CORETYPE"
+FOUR, OF_MKL = "^openblas 0.3 with 4 threads$", "^mkl 0.3 with 4 threads$"
+TIMES, LACK = "are 3.0 times as fast as float32's on one core", "no products of bfloat16"
+ORDERED = f"{LACK}: .*BFLOAT16 is tiles, for which this CPU has no ins"
+WITHOUT = f"{LACK}: this CPU has neither AMX nor AVX512"
+FAST, SLOW, NONE = "^--precision bfloat16", "^Keep", {"instructions": None}
 CHECKS = [  # stand-ins; status, words that are found and words of the advice, and facts
     ("cores", on_cores(1), "warning", "^1 of 8 cores usable$", "more than one core", {}),
     ("cores", on_cores(4), "ok", "^4 of 8 cores usable$", "quota", {}),
     ("cores", on_cores(8), "ok", "^8 of 8 cores usable$", "", {}),
+    ("blas", blas_of(), "warning", "^no BLAS that can", "VECLIB", {"libraries": []}),
+    ("blas", blas_of(1), "warning", "with 1 threads$", "Unset OMP_NUM_THREADS", {}),
+    ("blas", blas_of(4), "ok", FOUR, "", {}),
+    ("blas", blas_of(4, width=16, **HASWELL), "warning", FOUR, HELD_BACK, {}),
+    ("blas", blas_of(4, width=16, **NEHALEM), "warning", FOUR, HELD_BACK, {}),
+    ("blas", blas_of(4, width=16, **SKYLAKE), "ok", FOUR, "", {}),
+    ("blas", blas_of(4, width=16), "ok", FOUR, "", {}),
+    ("blas", blas_of(4, width=16, api="mkl", **HASWELL), "ok", OF_MKL, "", {}),
+    ("blas", blas_of(4, **HASWELL), "ok", FOUR, "", {}),
+    ("precision", products_by("tiles", "pairs"), "ok", rf"\(AMX\) {TIMES}", FAST, {}),
+    ("precision", products_by("pairs", "portable pairs"), "ok", rf"-BF16\) {TIMES}", FAST, {}),
+    ("precision", products_by("portable pairs"), "ok", WITHOUT, SLOW, NONE),
+    ("precision", products_by("portable tiles", "pairs", order="tiles"), "ok", ORDERED, SLOW, NONE),
+    ("precision", products_by(), "ok", f"{LACK}: the compiled kernels are miss", SLOW, NONE),
     ("kernels", {"extension": object()}, "ok", "", "", {"compiled": True}),
     ("kernels", {"extension": None}, "warning", "", "Install", {"compiled": False}),
     ("products", off_by(0.5, 0.0), "problem", "even with 1 BLAS thread", "Install another", {}),
@@ -219,9 +194,13 @@ CHECKS = [  # stand-ins; status, words that are found and words of the advice, a
 
 @pytest.mark.parametrize(("topic", "stand_ins", "status", "found", "advice", "facts"), CHECKS)
 def test_a_check_finds_what_there_is(monkeypatch, topic, stand_ins, status, found, advice, facts):
+    if "extension" in stand_ins:
+        monkeypatch.setattr(precision_choice, "extension", stand_ins["extension"])
     for name, value in stand_ins.items():
         if name == "cupy":
             monkeypatch.setitem(sys.modules, name, value)
+        elif name.isupper():
+            monkeypatch.setenv(name, value)
         else:
             monkeypatch.setattr(HOMES.get(name, doctor), name, value)
     finding = doctor.CHECKS[topic]()

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import syncpretrain
 from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.kernels import native
@@ -288,13 +287,6 @@ class TestMemory:
 
 
 class TestSettings:
-    @pytest.mark.parametrize("chosen", ["greedy, examples split", "hybrid, units split"])
-    def test_the_pick_is_what_pretrain_takes(self, bits, chosen):
-        found = planned([layer(2.0, examples=1.1, units=1.1), layer(examples=0.6, units=0.6)])
-        given = by_name(found)[chosen].options | {"replicas": (2, 1), "shards": (2, 1)}
-        stack = syncpretrain.pretrain(bits, layers=[16, 8, 4], epochs=2, batch_size=20, **given)
-        assert stack.widths == (16, 8, 4)
-
     def test_applied_to_settings_it_takes_the_place_of_theirs(self):
         old = settings((8, 8, 8), schedule="rounds", group_size=1, replicas=2, learning_rate=0.01)
         new = planned([layer(), layer()]).apply(old)
@@ -387,12 +379,6 @@ class TestMeasuring:
 
     def test_sizes_are_powers_of_two_and_all(self):
         assert [sizes(most) for most in (1, 2, 3, 4, 6)] == [[], [2], [2, 3], [2, 4], [2, 4, 6]]
-
-    def test_the_public_function(self):
-        found = plan([10, 8, 4], epochs=2, batch_size=10, examples=100, measure_seconds=0)
-        assert found.choice in found.candidates
-        with pytest.raises(SettingsError, match="layers"):
-            plan([10])
 
 
 @pytest.mark.parametrize(

@@ -100,37 +100,26 @@ def stacks(draw, *, most: int = 4):
 
 
 @settings(deadline=None)
-@given(stacks(), st.integers(1, 6), st.integers(1, 4), st.booleans(), st.floats(1, 2))
-def test_never_faster_than_all_work_spread_evenly(costs, epochs, workers, elastic, slow):
+@given(
+    *(stacks(), st.integers(1, 6), st.integers(1, 4), st.booleans(), st.floats(1, 2)),
+    st.sampled_from(["synchronized", "free"]),
+)
+def test_never_faster_than_all_work_spread_evenly(costs, epochs, workers, elastic, slow, schedule):
     costs = [EpochCost(c.train, c.transform, c.validation, slow) for c in costs]
     replicas = [4 if elastic else 1] * len(costs)
-    found = run(costs, epochs=epochs, workers=workers, replicas=replicas)
+    found = run(costs, epochs=epochs, workers=workers, replicas=replicas, schedule=schedule)
     least = sum(c.train[1] for c in costs) * epochs / workers
     assert found.seconds >= least * (1 - 1e-6)
     assert min(found.epochs) >= epochs
 
 
+@pytest.mark.parametrize("schedule", ["synchronized", "greedy"])
 @settings(deadline=None)
-@given(stacks(), st.integers(1, 5), st.integers(1, 3), st.booleans())
-def test_a_second_worker_of_equal_layers_is_never_slower(costs, epochs, workers, elastic):
-    costs = [costs[0]] * len(costs)
-    replicas = [4 if elastic else 1] * len(costs)
-    fewer = run(costs, epochs=epochs, workers=workers, replicas=replicas)
-    more = run(costs, epochs=epochs, workers=workers + 1, replicas=replicas)
-    assert more.seconds <= fewer.seconds * (1 + 1e-6)
-
-
-@settings(deadline=None)
-@given(stacks(), st.integers(1, 5), st.integers(1, 4))
-def test_greedy_is_never_slower_with_more_workers(costs, epochs, workers):
-    replicas = [4] * len(costs)
-    first = run(costs, epochs=epochs, workers=workers, replicas=replicas, schedule="greedy")
-    more = run(costs, epochs=epochs, workers=workers + 1, replicas=replicas, schedule="greedy")
-    assert more.seconds <= first.seconds * (1 + 1e-6)
-
-
-@settings(deadline=None)
-@given(stacks(), st.integers(1, 5), st.integers(1, 4))
-def test_the_free_pace_ends_too(costs, epochs, workers):
-    found = run(costs, epochs=epochs, workers=workers, schedule="free")
-    assert min(found.epochs) >= epochs
+@given(stacks(), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_a_second_worker_of_equal_layers_is_never_slower(schedule, costs, epochs, workers, elastic):
+    """In greedy training, of any layers."""
+    costs = costs if schedule == "greedy" else [costs[0]] * len(costs)
+    given = {"epochs": epochs, "schedule": schedule}
+    given["replicas"] = [4 if elastic or schedule == "greedy" else 1] * len(costs)
+    fewer, more = (run(costs, workers=n, **given).seconds for n in (workers, workers + 1))
+    assert more <= fewer * (1 + 1e-6)

@@ -428,8 +428,10 @@ TEXTS = {
     texts.replicas_from: {"auto": "auto", "2,1": (2, 1)},
 }
 WRONG_TEXTS = {
-    texts.bandwidth_from: ["", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan"],
-    texts.latency_from: ["20", "1h", "-1s", "..s"],
+    texts.bandwidth_from: [
+        *("", "10", "-1Gb/s", "0b/s", "1.2.3Gb/s", "nan", "1e-300b/s", "1e308Tb/s")
+    ],
+    texts.latency_from: ["20", "1h", "-1s", "..s", "1e300s"],
     texts.devices_from: [
         *("", "0", "0,1,...,4", "0,1,2,...,4", "1,...", "...,4", "1,2,...,4,5", "x"),
         *("1,2,4,...,9", "2,1,...,4", "1,1,...,2", "99999999"),

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from binaryunits import logistic
 from randomstacks import layer_errors
 
 from syncpretrain import load
@@ -37,19 +38,15 @@ def bits(bits) -> np.ndarray:
 
 def transcribed(X, W, batches, *, rate, momentum, decay):
     """CD-1 with means for states and with momentum, in float64."""
-
-    def sigmoid(x):
-        return 1 / (1 + np.exp(-x))
-
     parameters = [W.astype(float), np.zeros(X.shape[1]), np.zeros(W.shape[1])]
     velocities = [np.zeros_like(p) for p in parameters]
     error = 0.0
     for rows in batches:
         W, a, b = parameters
         v0 = X[rows].astype(float)
-        h0 = sigmoid(v0 @ W + b)
-        v1 = sigmoid(h0 @ W.T + a)
-        h1 = sigmoid(v1 @ W + b)
+        h0 = logistic(v0 @ W + b)
+        v1 = logistic(h0 @ W.T + a)
+        h1 = logistic(v1 @ W + b)
         error += np.square(v0 - v1).sum()
         ways = [(v0.T @ h0 - v1.T @ h1) / len(rows) - decay * W]
         ways += [(v0 - v1).mean(axis=0), (h0 - h1).mean(axis=0)]

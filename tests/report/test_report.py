@@ -265,15 +265,6 @@ class TestWordsOfTheUser:
 
 
 class TestRefusals:
-    def test_no_run(self, call, tmp_path):
-        _, err = call("report", tmp_path, status=2)
-        assert err.startswith("Error: run: got ")
-        assert "expected the folder of a run" in err
-
-    def test_a_part_that_is_not_there(self, call, folder):
-        _, err = call("report", folder / "free", "--part", "test", status=2)
-        assert err.startswith("Error: --part: got test")
-
     @pytest.mark.parametrize(
         ("module", "name"), [("matplotlib.figure", "Matplotlib"), ("PIL.Image", "Pillow")]
     )
