@@ -1,7 +1,5 @@
 """What the tests of devices have in common."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from backends import BACKENDS, DEVICES, REAL, STAND_INS

@@ -1,7 +1,5 @@
 """Which backend a run takes, and what is refused on a GPU."""
 
-from __future__ import annotations
-
 import fakecupy
 import msgspec
 import numpy as np

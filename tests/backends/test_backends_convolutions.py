@@ -1,7 +1,5 @@
 """Convolutions on a device: each form against the equation, layers and networks against NumPy's."""
 
-from __future__ import annotations
-
 from inspect import unwrap
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What only a device has: a choice with reasons, streams, strict arrays, the kernels' source."""
 
-from __future__ import annotations
-
 import builtins
 import sys
 import threading

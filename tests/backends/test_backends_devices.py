@@ -1,7 +1,5 @@
 """What only a device has, counted: waits, streams, copies, and layers dealt to devices."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

@@ -6,8 +6,6 @@ the kernel's own means, which differ in their last bits from NumPy's: so a state
 with NumPy's could differ where a draw is within 1e-7 of a mean. For these seeds none does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 

@@ -1,7 +1,5 @@
 """What a step launches on a device, one by one; and what fewer launches leave as it is."""
 
-from __future__ import annotations
-
 import fakecupy
 import numpy as np
 import pytest

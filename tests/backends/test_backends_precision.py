@@ -3,8 +3,6 @@
 The stand-in for cuBLAS leaves out digits of factors where it is to take TF32, without rounding.
 """
 
-from __future__ import annotations
-
 import fakecupy
 import numpy as np
 import pytest

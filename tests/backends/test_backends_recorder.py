@@ -1,7 +1,5 @@
 """Blocks of steps that are recorded and launched again, and the products that may be recorded."""
 
-from __future__ import annotations
-
 import gc
 from inspect import getclosurevars
 from itertools import pairwise

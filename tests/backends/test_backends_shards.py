@@ -1,7 +1,5 @@
 """Shards of minibatches on devices: bits that do not depend on how many, and every wait needed."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import fakecuda

@@ -1,7 +1,5 @@
 """Training on every backend: NumPy is the oracle, and what only a device has is counted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

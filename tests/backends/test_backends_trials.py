@@ -1,7 +1,5 @@
 """Trials of whole steps before they are taken: those that are wrong are told and left out."""
 
-from __future__ import annotations
-
 import fakecupy
 import numpy as np
 import pytest

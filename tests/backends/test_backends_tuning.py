@@ -4,8 +4,6 @@ The stand-in runs their source with the fragments of a warp exchanged as by tens
 ``test_backends_fused.py``.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import fakecupy

@@ -1,7 +1,5 @@
 """The CUDA source, compiled for real devices by NVRTC, which needs no GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import itertools

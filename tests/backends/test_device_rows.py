@@ -1,7 +1,5 @@
 """Examples on a device as bytes, and those left on the host: the bits of float32 rows there."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import fakecupy

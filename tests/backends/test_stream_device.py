@@ -1,7 +1,5 @@
 """Streamed pretraining on devices: NumPy's minibatches of the same versions in the same order."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import signal

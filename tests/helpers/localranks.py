@@ -1,7 +1,5 @@
 """Ranks of a job as threads of this process, each with its transport."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Networks and data for the tests of syncpretrain.torch; processes import its modules from here."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

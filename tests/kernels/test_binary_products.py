@@ -1,7 +1,5 @@
 """Products of states that are 0 or 1."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

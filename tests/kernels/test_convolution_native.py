@@ -1,7 +1,5 @@
 """The compiled convolutions against the NumPy forms, on drawn shapes and parts of arrays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

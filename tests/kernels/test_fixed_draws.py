@@ -1,7 +1,5 @@
 """Normal draws, means and states with the same bits on every processor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from compiledproducts import COMPILED, digest

@@ -1,7 +1,5 @@
 """Exact answers for the optimizers' steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

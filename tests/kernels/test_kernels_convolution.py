@@ -1,7 +1,5 @@
 """Convolutions against dense matrices, their transposed maps, and finite differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from convolutionbydefinition import channel_of, matrix_of, pooled

@@ -1,7 +1,5 @@
 """Products of float32 with the same bits on every processor: their order, and their zeros."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The compiled kernels against the NumPy forms, and what happens where they are missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

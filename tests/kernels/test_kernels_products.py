@@ -1,7 +1,5 @@
 """Products of float32 and bfloat16 in every form, compiled or emulated; rounding of factors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache

@@ -1,7 +1,5 @@
 """Programs: what is refused when one is made, and which BLAS works its products."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 from types import SimpleNamespace

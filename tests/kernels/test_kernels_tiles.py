@@ -3,8 +3,6 @@
 The bits of products in tiles are those of the definition in ``test_kernels_products.py``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

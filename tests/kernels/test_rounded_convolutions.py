@@ -1,7 +1,5 @@
 """Convolutions of factors rounded to bfloat16: their sums, and training with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

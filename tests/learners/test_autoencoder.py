@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from learnersteps import assert_close, assert_same_bits, slopes_of, usual

@@ -1,7 +1,5 @@
 """Persistent chains of their own number, and the centred gradient."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The convolutional autoencoder: its gradient by definition, and what it hands up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

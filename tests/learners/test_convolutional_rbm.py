@@ -1,7 +1,5 @@
 """The convolutional RBM against the dense one whose weights are a filter at every position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

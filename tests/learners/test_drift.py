@@ -1,7 +1,5 @@
 """Drift between versions: its measure, the runs that depend on it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

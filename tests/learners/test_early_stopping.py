@@ -1,7 +1,5 @@
 """Early stopping: when a layer says that it has learned enough, and what a run makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Probabilistic max pooling: enumerated blocks, the RBM that has it, and what is made of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

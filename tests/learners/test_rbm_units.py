@@ -1,7 +1,5 @@
 """An RBM's other kinds of units and ways to train, each against a float64 transcription."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

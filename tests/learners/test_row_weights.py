@@ -1,7 +1,5 @@
 """Weights of rows in pretraining, and those of sequences with relatives."""
 
-from __future__ import annotations
-
 import signal
 from functools import partial
 

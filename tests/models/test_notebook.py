@@ -1,7 +1,5 @@
 """What a notebook shows: a stack as a table, and progress that is redrawn in place."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType

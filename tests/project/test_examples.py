@@ -99,7 +99,7 @@ class TestRandomFaults:
         from random_faults.session import play_one
 
         outcome = play_one(3, tmp_path, False)
-        assert not outcome.complaint
+        assert not outcome.complaint, outcome.complaint
         assert outcome.seen
 
     def test_what_does_not_hold_is_told(self, tmp_path, monkeypatch):

@@ -12,8 +12,6 @@ Three things keep the states few, and lose none that differ for anybody but the 
 * At the end the workers are released one by one, as they have nothing in common any more.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator
 from typing import NamedTuple

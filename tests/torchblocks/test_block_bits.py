@@ -1,7 +1,5 @@
 """The bits of a network that is trained block by block, in every runtime and after every end."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

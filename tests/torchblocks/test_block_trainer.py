@@ -1,7 +1,5 @@
 """What LocalTrainer makes of networks, losses and data, what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
