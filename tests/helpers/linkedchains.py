@@ -53,17 +53,13 @@ def unrolled(units="relu", visible="bernoulli", upper=UPPER):
     ]
 
 
-def convolutional(units="tanh"):
-    return [up(LOWER, units, 1), down(LOWER, "gaussian", 2)]
-
-
 NETWORKS = {  # the chain, its loss
     "classifier": (classifier(), "cross-entropy"),
     "classifier, tanh, mean": (classifier("tanh", MEAN), "cross-entropy"),
     "unrolled": (unrolled(), "squared"),
     "unrolled, bernoulli, mean": (unrolled("bernoulli", upper=MEAN), "cross-entropy"),
     "unrolled, gaussian": (unrolled("tanh", "gaussian"), "squared"),
-    "convolutions alone": (convolutional(), "squared"),
+    "convolutions alone": ([up(LOWER, "tanh", 1), down(LOWER, "gaussian", 2)], "squared"),
 }
 
 
