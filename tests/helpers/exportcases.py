@@ -148,10 +148,9 @@ def columns_of(name: str, *, missing: bool = True) -> list[list]:
 
 def numbered(name: str, *, missing: bool) -> np.ndarray:
     """Return the table with the place of each category in place of its text."""
-    age, colour, code, size = columns_of(name, missing=missing)
-    places = [{"blue": 0, "green": 1, "red": 2, None: np.nan}[x] for x in colour]
-    others = [{"L": 0, "S": 1, None: np.nan}[x] for x in size]
-    return np.array([age, places, code, others], dtype=np.float32).T
+    places = {"blue": 0, "green": 1, "red": 2, "L": 0, "S": 1, None: np.nan}
+    columns = [[places.get(x, x) for x in own] for own in columns_of(name, missing=missing)]
+    return np.array(columns, dtype=np.float32).T
 
 
 def inputs_of(name: str, part: str, *, missing: bool = True) -> np.ndarray:

@@ -487,9 +487,7 @@ def called(function: Callable[..., Any], name: str, args, out):
 def wrap(result):
     if isinstance(result, (list, tuple)):
         return type(result)(wrap(each) for each in result)
-    if isinstance(result, (np.ndarray, np.generic)):
-        return ndarray(np.asarray(result))
-    return result
+    return ndarray(np.asarray(result))
 
 
 class ndarray(NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name

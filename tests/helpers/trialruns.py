@@ -2,8 +2,8 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -50,12 +50,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, minibatches: int) -> None:
         if next(seen) == minibatches:
             request.signum = 2
 
-    @contextmanager
-    def on_signals() -> Iterator[StopRequest]:
-        yield request
-
     after_steps(monkeypatch, count)
-    monkeypatch.setattr("syncpretrain.pretraining.training.stop_on_signals", on_signals)
+    place = "syncpretrain.pretraining.training.stop_on_signals"
+    monkeypatch.setattr(place, lambda: nullcontext(request))
 
 
 def stopped_after(minibatches, settings, X):
