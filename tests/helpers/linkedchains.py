@@ -33,24 +33,17 @@ def dense(below, above, units, seed):
     return Affine(*normal((below, above), above, seed=seed), units)
 
 
+def encoder(units, upper):
+    return up(LOWER, units, 1), up(upper, units, 2), dense(upper.hidden, 5, units, 3)
+
+
 def classifier(units="relu", upper=UPPER):
-    return [
-        up(LOWER, units, 1),
-        up(upper, units, 2),
-        dense(upper.hidden, 5, units, 3),
-        dense(5, 3, "softmax", 4),
-    ]
+    return [*encoder(units, upper), dense(5, 3, "softmax", 4)]
 
 
 def unrolled(units="relu", visible="bernoulli", upper=UPPER):
-    return [
-        up(LOWER, units, 1),
-        up(upper, units, 2),
-        dense(upper.hidden, 5, units, 3),
-        dense(5, upper.hidden, units, 4),
-        down(upper, units, 5),
-        down(LOWER, visible, 6),
-    ]
+    decoder = dense(5, upper.hidden, units, 4), down(upper, units, 5), down(LOWER, visible, 6)
+    return [*encoder(units, upper), *decoder]
 
 
 NETWORKS = {  # the chain, its loss
