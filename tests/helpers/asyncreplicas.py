@@ -1,7 +1,5 @@
 """Replicas whose changes are whole numbers, which float32 adds up exactly in any order."""
 
-import os
-import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -10,7 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from killings import die, is_first
 from localranks import local_ranks
+from trialruns import never
 
 from syncpretrain.parallel.replicas.server import ParameterServer
 from syncpretrain.parallel.replicas.steps import tasks_of
@@ -31,7 +31,7 @@ class CountingReplica:
     that finds no file ``fails`` raises there.
     """
 
-    def __init__(self, dies: str | None, fails: str | None, data: Sequence[Any]) -> None:
+    def __init__(self, dies: Path | None, fails: Path | None, data: Sequence[Any]) -> None:
         self.parameters = [np.zeros((SIZE // 10, 5), np.float32), np.zeros(SIZE // 2, np.float32)]
         self.steps = np.zeros(1, np.float32)
         self._dies, self._fails, self._data = dies, fails, data
@@ -40,9 +40,9 @@ class CountingReplica:
         """Take a step; its error is the step."""
         for array in self.parameters:
             array += step + 1
-            if step >= 5 and is_first(self._dies):
-                os.kill(os.getpid(), signal.SIGKILL)  # with one array of two changed
-        if step >= 5 and is_first(self._fails):
+            if step >= 5 and self._dies and is_first(self._dies):
+                die()  # with one array of two changed
+        if step >= 5 and self._fails and is_first(self._fails):
             raise ArithmeticError("a step went wrong")
         self.steps += 1
         return [float(step) + float(self._data[0].sum())]
@@ -54,21 +54,6 @@ class CountingReplica:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a number of steps."""
         np.copyto(self.steps, state["steps"])
-
-
-def is_first(name: str | None) -> bool:
-    """Return whether nobody has asked with this name of a file."""
-    if name is None:
-        return False
-    try:
-        Path(name).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def never() -> bool:
-    return False
 
 
 def place_of(name: str, ranks: int = 3) -> AbstractContextManager[Any]:
@@ -91,7 +76,7 @@ class Fleet:
             "mpi" if on_ranks else runtime,
             self.server,
             rules,
-            partial(CountingReplica, dies and str(dies), fails and str(fails)),
+            partial(CountingReplica, dies, fails),
             DATA,
             report=self.told.append,
             times=times,

@@ -4,8 +4,8 @@ import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = "SYNCPRETRAIN_TESTS_COMPILED"  # which the processes of a run inherit
@@ -21,16 +21,18 @@ def end() -> None:
     shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
-def library(source: str, build: Callable[[Path], None]) -> Path:
+def library(source: str, command: list[object]) -> Path:
     """Return the library of a source, which one process builds while the others wait.
 
-    ``source`` is all that the library depends on; ``build`` compiles it into a file.
+    ``source`` is all that the library depends on, and what the compiler's command may read.
     """
     path = Path(os.environ[FOLDER], f"{hashlib.sha256(source.encode()).hexdigest()[:20]}.so")
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             part = path.with_suffix(".part")
-            build(part)
+            words = [*map(str, command), "-o", str(part)]
+            done = subprocess.run(words, input=source.encode(), capture_output=True, timeout=200)
+            assert done.returncode == 0, done.stderr.decode()
             part.rename(path)
     return path

@@ -56,14 +56,9 @@ def pooled(shape: ConvolutionShape, maps: np.ndarray) -> tuple[np.ndarray, np.nd
         if shape.pooling == "mean":
             counts[block] = 1 / shape.pool**2
         else:
-            counts[block] = first_largest(maps[block])
+            counts[block].flat[maps[block].argmax()] = 1  # the first of equal ones
         code[n, row, column, k] = (maps[block] * counts[block]).sum()
     return code.reshape(len(maps), -1), counts.reshape(len(maps), -1)
-
-
-def first_largest(block: np.ndarray) -> np.ndarray:
-    """Return 1 for the first largest number, row by row, and 0 for others."""
-    return (np.arange(block.size) == block.argmax()).reshape(block.shape)
 
 
 def unpooled(shape: ConvolutionShape, code: np.ndarray, counts: np.ndarray) -> np.ndarray:

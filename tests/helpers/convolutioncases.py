@@ -57,12 +57,16 @@ class Case:
         self.bias = self.whole_numbers(1, shape.filters)[0]
         self.delta = self.whole_numbers(examples, shape.hidden)
         self.has_places = places
-        self.places = self.filled(examples, shape.hidden) if places else self.filled(1, 0)[0]
+        self.places = self.unplaced()
         self.places[...] = self.draws.integers(0, shape.pool**2, self.places.shape)
 
     def filled(self, *shape):
         wide = np.full((shape[0], shape[1] + 9), ASIDE, dtype=np.float32)
+        wide[:, 4:-5] = -7
         return wide[:, 4:-5]
+
+    def unplaced(self):
+        return self.filled(*self.delta.shape) if self.has_places else self.filled(1, 0)[0]
 
     def whole_numbers(self, *shape):
         array = self.filled(*shape)
@@ -76,23 +80,18 @@ class Case:
         return wide[32:-32]
 
     def up(self, form, units="gaussian", filters=slice(None)):
-        out, places = self.filled(*self.delta.shape), self.places.base.copy()[:, 4:-5]
-        written = out, places if self.has_places else places[0]
-        for array in written:
-            array.fill(-7)
+        written = self.filled(*self.delta.shape), self.unplaced()
         given = self.x, self.weight, self.bias, *written
         self.call(form, *given, units, filters, written=written)
         return written
 
     def gradient(self, form, filters=slice(None)):
         out = self.filled(*self.weight.shape)
-        out.fill(-7)
         self.call(form, self.x, self.delta, self.places, out, filters, written=(out,))
         return out
 
     def back(self, form, channels=slice(None)):
         out = self.filled(*self.x.shape)
-        out.fill(-7)
         self.call(form, self.delta, self.places, self.weight, out, channels, written=(out,))
         return out
 

@@ -8,13 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 
-from syncpretrain.schedule.kinds import SCHEDULES, LayerPlan, Pace, ScheduleOptions
+import scheduleplay
+
+from syncpretrain.schedule.kinds import LayerPlan
 from syncpretrain.schedule.schedule import Command, Schedule, Train
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", *sorted((ROOT / "docs").glob("*.rst"))]
 DIRECTIVE = re.compile(r"( *)\.\. code-block:: (\w+)")
 MARK = re.compile(r" *\.\. (timeline|not run|output)(?:: (.+))?")
+PACES = scheduleplay.KNOWN | {"lockstep": scheduleplay.lockstep, "free": scheduleplay.free}
 COLUMN = 6
 
 
@@ -87,22 +90,13 @@ def timeline(text: str) -> str:
     refresh = _numbers(given.get("refresh", ",".join("0" * depth)))
     ticks = _numbers(given.get("ticks", ",".join("1" * depth)))
     plans = [LayerPlan(n, r) for n, r in zip(epochs, refresh, strict=True)]
-    pace = _pace(given["schedule"], plans, drain=given.get("finish", "drain") == "drain")
+    pace = PACES[given["schedule"]](plans, drain=given.get("finish", "drain") == "drain")
     schedule = Schedule(plans, pace, slots=int(given.get("slots", depth)))
     return _drawn(_played(schedule, ticks), depth)
 
 
 def _numbers(text: str) -> list[int]:
     return [int(x) for x in text.split(",")]
-
-
-def _pace(name: str, plans: Sequence[LayerPlan], *, drain: bool) -> Pace:
-    options = ScheduleOptions(drain=drain)
-    free = SCHEDULES["synchronized"].free
-    if name == "free":
-        assert free is not None
-        return free(plans, options)
-    return SCHEDULES["synchronized" if name == "lockstep" else name].lockstep(plans, options)
 
 
 def _played(schedule: Schedule, ticks: Sequence[int]) -> list[tuple[int, int, Train]]:

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -43,18 +42,9 @@ def makes_instructions() -> bool:
 
 def library(source: str = "emulatedtiles.c", level: str = "-O1") -> Path:
     """Return the file of the extension, compiled once in a run of the suite."""
-    return compiledonce.library(f"{source}{level}", partial(_compile, source, level))
-
-
-def _compile(source: str, level: str, path: Path) -> None:
-    assert COMPILER is not None
     folders = [f"-I{folder}" for folder in (HERE, KERNELS, sysconfig.get_path("include"))]
-    done = subprocess.run(
-        [COMPILER, level, *FLAGS, *folders, str(HERE / source), "-o", str(path), "-lm"],
-        capture_output=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    command = [COMPILER, level, *FLAGS, *folders, HERE / source, "-lm"]
+    return compiledonce.library(f"{source}{level}", command)
 
 
 def loaded(path: Path) -> ModuleType:

@@ -23,6 +23,7 @@ COLUMNS = {
     ]
 }
 GROUPS = {"blocks": ((4, 7), (7, 10)), "table": ((1, 4), (5, 7)), "a choice": ((0, 5),)}  # columns
+BLOCKS = "bernoulli:2,gaussian:2,softmax:2x3"
 TABLE_UNITS = "gaussian:1,softmax:1x3,bernoulli:1,softmax:1x2"
 
 
@@ -31,10 +32,16 @@ def _layer(draws, shape, above="bernoulli", below="bernoulli", *, untied=False):
     return random_layer(shape, tied=not untied, seed=draws, **kinds)
 
 
-def _dense_stack(draws, widths, units, *, untied=False, **others):
-    shapes = [DenseShape(*pair) for pair in pairwise(widths)]
-    kinds = zip(shapes, units[1:], units, strict=False)
-    return Stack(tuple(_layer(draws, *each, untied=untied) for each in kinds), **others)
+def _dense(*widths, units, untied=False, scaled=None, never=slice(0), **others):
+    """Return what draws a stack, some of whose columns are scaled."""
+
+    def stack(draws):
+        own = {"scaling": _scaling(draws, widths[0], only=scaled, never=never)} if scaled else {}
+        kinds = zip(pairwise(widths), units[1:], units, strict=False)
+        layers = (_layer(draws, DenseShape(*w), *kind, untied=untied) for w, *kind in kinds)
+        return Stack(tuple(layers), **own, **others)
+
+    return stack
 
 
 def _scaling(draws, width, *, only=slice(None), never=slice(0)):
@@ -59,36 +66,25 @@ def _maps(draws, pooling, gain=1):
     return Stack((layer,), scaling=_scaling(draws, shape.visible))
 
 
+ALL = slice(None)
 CASES = {
-    "dense": lambda draws: _dense_stack(draws, (12, 9, 5), ("bernoulli",) * 3, untied=True),
-    "linear code": lambda draws: _dense_stack(
-        draws, (12, 9, 3), ("bernoulli", "bernoulli", "gaussian")
-    ),
-    "standardized": lambda draws: _dense_stack(
-        draws, (6, 8, 4), ("gaussian", "relu", "tanh"), scaling=_scaling(draws, 6)
-    ),
-    "a constant": lambda draws: _dense_stack(
-        draws, (6, 8, 4), ("gaussian", "relu", "relu"), scaling=_scaling(draws, 6, never=2)
-    ),
-    "blocks": lambda draws: _dense_stack(
-        draws,
-        (10, 8),
-        ("bernoulli:2,gaussian:2,softmax:2x3", "relu"),
-        scaling=_scaling(draws, 10, only=slice(2, 4)),
-    ),
-    "counts": lambda draws: _dense_stack(draws, (8, 5), ("counts:8", "bernoulli")),
-    "table": lambda draws: _dense_stack(
-        draws,
-        (7, 6, 4),
-        (TABLE_UNITS, "bernoulli", "bernoulli"),
-        scaling=_scaling(draws, 7, only=slice(0, 1)),
+    "dense": _dense(12, 9, 5, units=("bernoulli",) * 3, untied=True),
+    "linear code": _dense(12, 9, 3, units=("bernoulli", "bernoulli", "gaussian")),
+    "standardized": _dense(6, 8, 4, units=("gaussian", "relu", "tanh"), scaled=ALL),
+    "a constant": _dense(6, 8, 4, units=("gaussian", "relu", "relu"), scaled=ALL, never=2),
+    "blocks": _dense(10, 8, units=(BLOCKS, "relu"), scaled=slice(2, 4)),
+    "counts": _dense(8, 5, units=("counts:8", "bernoulli")),
+    "table": _dense(
+        *(7, 6, 4),
+        units=(TABLE_UNITS, "bernoulli", "bernoulli"),
+        scaled=slice(0, 1),
         info={"columns": COLUMNS},
     ),
     "convolutions": _lenet,
     "mean pooling": lambda draws: _maps(draws, "mean"),
     "probabilistic pooling": lambda draws: _maps(draws, "prob"),
     "saturated pooling": lambda draws: _maps(draws, "prob", gain=300),
-    "a choice": lambda draws: _dense_stack(draws, (5, 4), ("softmax:1x5", "tanh")),
+    "a choice": _dense(5, 4, units=("softmax:1x5", "tanh")),
 }
 HEADS = {
     "none": None,
@@ -150,12 +146,11 @@ def columns_of(name: str, *, missing: bool = True) -> list[list]:
     return [rows[:, 0].tolist(), colours, rows[:, 4].tolist(), texts(rows[:, 5:7], ["L", "S"])]
 
 
-def numbered(name: str, *, missing: bool = True) -> np.ndarray:
+def numbered(name: str, *, missing: bool) -> np.ndarray:
     """Return the table with the place of each category in place of its text."""
-    age, colour, code, size = columns_of(name, missing=missing)
-    places = [{"blue": 0, "green": 1, "red": 2, None: np.nan}[x] for x in colour]
-    others = [{"L": 0, "S": 1, None: np.nan}[x] for x in size]
-    return np.array([age, places, code, others], dtype=np.float32).T
+    places = {"blue": 0, "green": 1, "red": 2, "L": 0, "S": 1, None: np.nan}
+    columns = [[places.get(x, x) for x in own] for own in columns_of(name, missing=missing)]
+    return np.array(columns, dtype=np.float32).T
 
 
 def inputs_of(name: str, part: str, *, missing: bool = True) -> np.ndarray:

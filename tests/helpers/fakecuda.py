@@ -3,8 +3,7 @@
 import ctypes
 import re
 import shutil
-import subprocess
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import compiledonce
@@ -12,6 +11,7 @@ import numpy as np
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 SHIM = Path(__file__).with_name("cudashim.h")
+FLAGS = ["-O1", "-std=c++14", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
 MOST_THREADS = 1024  # of a block, on any GPU
 SCALARS = {
     "float": (ctypes.c_float, np.float32),
@@ -73,19 +73,7 @@ def compiled(source: str) -> ctypes.PyDLL:
         )
     code = "\n".join([SHIM.read_text(), source, *launches])
     # PyDLL holds the GIL: the shim has one set of fibers.
-    return ctypes.PyDLL(str(compiledonce.library(code, partial(_compile, code))))
-
-
-def _compile(code: str, library: Path) -> None:
-    assert COMPILER is not None
-    flags = ["-O1", "-std=c++14", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
-    done = subprocess.run(
-        [COMPILER, *flags, "-", "-o", str(library)],
-        input=code.encode(),
-        capture_output=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    return ctypes.PyDLL(str(compiledonce.library(code, [COMPILER, *FLAGS, "-"])))
 
 
 def launch(source, name, grid, block, args):

@@ -37,6 +37,7 @@ from typing import Any
 
 import fakecuda
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from syncpretrain.backends import cublas, cuda_kernels, cupy_backend
 
@@ -85,7 +86,7 @@ def current_device() -> int:
 
 
 def current_stream() -> str:
-    return getattr(_now, "stream", NULL)
+    return get_current_stream().name
 
 
 def recently_asked() -> deque[np.ndarray]:
@@ -414,20 +415,10 @@ class Stream(_Block):
         assert non_blocking, "a blocking stream waits for the default one"
         self.priority = max(-5, min(0, priority or 0))  # what CUDA makes of it
         Stream.made += 1
-        super().__init__(f"stream {Stream.made}")
-        self.name, self.ptr = self._value, Stream.made
+        super().__init__(self)
+        self.name, self.ptr = f"stream {Stream.made}", Stream.made
         stream_names[self.ptr] = self.name
-        self._outer: list[Any] = []
         self._device = current_device()
-
-    def __enter__(self):
-        self._outer.append(getattr(_now, "entered", None))
-        _now.entered = self
-        return super().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        _now.entered = self._outer.pop()
-        super().__exit__()
 
     def synchronize(self) -> None:
         wait(self._device, self.name)
@@ -452,7 +443,7 @@ class Stream(_Block):
 
 
 class NullStream:
-    ptr = 0
+    name, ptr = NULL, 0
 
     def wait_event(self, event: Event) -> None:
         event.hold_back()
@@ -462,7 +453,7 @@ class NullStream:
 
 
 def get_current_stream():
-    return getattr(_now, "entered", None) or NullStream()
+    return getattr(_now, "stream", None) or NullStream()
 
 
 def unwrap(value, what: str, others=()):
@@ -496,16 +487,11 @@ def called(function: Callable[..., Any], name: str, args, out):
 def wrap(result):
     if isinstance(result, (list, tuple)):
         return type(result)(wrap(each) for each in result)
-    if isinstance(result, (np.ndarray, np.generic)):
-        return ndarray(np.asarray(result))
-    return result
+    return ndarray(np.asarray(result))
 
 
-class ndarray:  # noqa: N801 - CuPy's name
+class ndarray(NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name
     """An array "on the device"."""
-
-    __array_priority__ = 100
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, host: np.ndarray, device: Device | None = None) -> None:
         self._host = host
@@ -649,42 +635,11 @@ def _delegate(name: str):
     return method
 
 
-def _operator(ufunc, kind: str):
-    def operator(self: ndarray, other):
-        pair = (other, self) if kind == "r" else (self, other)
-        options = {"out": (self,)} if kind == "i" else {}
-        return self.__array_ufunc__(ufunc, "__call__", *pair, **options)
-
-    return operator
-
-
 for _name in ("sum", "max", "min", "astype"):
     setattr(ndarray, _name, _delegate(_name))
 for _name in ("shape", "dtype", "ndim", "size", "strides", "itemsize", "nbytes"):
     setattr(ndarray, _name, property(lambda self, name=_name: getattr(self._host, name)))
 ndarray.T = property(lambda self: ndarray(self._host.T, self.device))  # type: ignore[attr-defined]
-for _name, _ufunc in {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "truediv": np.divide,
-    "matmul": np.matmul,
-    "and": np.bitwise_and,
-}.items():
-    for _kind in ("", "r", "i"):
-        setattr(ndarray, f"__{_kind}{_name}__", _operator(_ufunc, _kind))
-for _name, _ufunc in {
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}.items():
-    setattr(ndarray, f"__{_name}__", _operator(_ufunc, ""))
-ndarray.__neg__ = lambda self: self.__array_ufunc__(  # type: ignore[attr-defined]
-    np.negative, "__call__", self
-)
 
 
 class RawKernel:

@@ -3,8 +3,10 @@
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +42,27 @@ def mapped(folder: Path, X: np.ndarray) -> np.ndarray:
     return np.load(folder / "x.npy", mmap_mode="r")
 
 
+def passes(place: tuple[int, int], wait: Callable[[], object]) -> Callable[[int], Iterator[Any]]:
+    """Return what yields the rows of each pass; ``wait`` is called at a place: pass, minibatch."""
+    X = example_rows("float32", 200)
+
+    def one_pass(number):
+        for i in range(5):
+            if (number, i) == place:
+                wait()
+            yield X[40 * i : 40 * i + 40]
+
+    return one_pass
+
+
+def wait_for_threads() -> None:
+    """Wait until the library's threads have ended."""
+    deadline = time.monotonic() + 60
+    while library_threads():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class Blocking:
     """Tests of an iterable that waits for something, such as a socket, when the run is to stop."""
 
@@ -52,22 +75,20 @@ class Blocking:
     @pytest.mark.parametrize("runtime", ["serial", "threads"])
     @pytest.mark.parametrize("place", [(1, 3), (2, 0), (3, 2)])
     def test_it_is_not_waited_for(self, place, runtime):
-        X, main = example_rows("float32", 200), threading.main_thread().ident
+        main = threading.main_thread().ident
         blocks, leave, states = threading.Event(), threading.Event(), []
 
-        def one_pass(number):
-            for i in range(5):
-                if (number, i) == place:
-                    blocks.set()
-                    deadline = time.monotonic() + 60
-                    while not leave.wait(0.05):  # one long wait may begin right after a signal
-                        assert time.monotonic() < deadline
-                yield X[40 * i : 40 * i + 40]
+        def block():
+            blocks.set()
+            deadline = time.monotonic() + 60
+            while not leave.wait(0.05):  # one long wait may begin right after a signal
+                assert time.monotonic() < deadline
 
         def interrupt():
             assert blocks.wait(60)
             signal.pthread_kill(main, signal.SIGINT)
 
+        one_pass = passes(place, block)
         run = self.run(one_pass, runtime=runtime, workers=2, epochs=4)
         run.save = lambda state, *, done, final: states.append((final, state()))
         interrupting = threading.Thread(target=interrupt)
@@ -78,10 +99,7 @@ class Blocking:
         assert time.monotonic() - started < 30
         leave.set()
         interrupting.join(60)
-        deadline = time.monotonic() + 60
-        while library_threads():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_threads()
         final, state = states[-1]
         assert final, "nothing changes while an array is waited for"
         whole = self.run(one_pass, epochs=4).run().parameters_sha256
@@ -90,29 +108,22 @@ class Blocking:
         assert again.run().parameters_sha256 == whole
 
     def test_one_that_is_slow_is_waited_for_a_moment(self):
-        X, main = example_rows("float32", 200), threading.main_thread().ident
+        def interrupt():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.3)
 
-        def one_pass(number):
-            for i in range(5):
-                if (number, i) == (2, 2):
-                    signal.pthread_kill(main, signal.SIGINT)
-                    time.sleep(0.3)
-                yield X[40 * i : 40 * i + 40]
-
-        run = self.run(one_pass, workers=2, times=replace(self.TIMES, iterable=60.0))
+        times = replace(self.TIMES, iterable=60.0)
+        run = self.run(passes((2, 2), interrupt), workers=2, times=times)
         with pytest.raises(RunInterrupted):
             run.run()
         assert not library_threads()
 
     def test_a_failure_elsewhere_does_not_wait_for_it(self, monkeypatch):
-        X, blocks, leave = example_rows("float32", 200), threading.Event(), threading.Event()
+        blocks, leave = threading.Event(), threading.Event()
 
-        def one_pass(number):
-            for i in range(5):
-                if (number, i) == (2, 0):
-                    blocks.set()
-                    assert leave.wait(60)
-                yield X[40 * i : 40 * i + 40]
+        def block():
+            blocks.set()
+            assert leave.wait(60)
 
         def before(learner, epoch, step):
             if learner.layer == 2:
@@ -123,11 +134,8 @@ class Blocking:
         started = time.monotonic()
         try:
             with pytest.raises(WorkerError, match="layer 2 failed in epoch 1: ZeroDivisionError"):
-                self.run(one_pass, workers=2, delay=0).run()
+                self.run(passes((2, 0), block), workers=2, delay=0).run()
             assert time.monotonic() - started < 30
         finally:
             leave.set()
-        deadline = time.monotonic() + 60
-        while library_threads():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_threads()

@@ -33,28 +33,17 @@ def dense(below, above, units, seed):
     return Affine(*normal((below, above), above, seed=seed), units)
 
 
+def encoder(units, upper):
+    return up(LOWER, units, 1), up(upper, units, 2), dense(upper.hidden, 5, units, 3)
+
+
 def classifier(units="relu", upper=UPPER):
-    return [
-        up(LOWER, units, 1),
-        up(upper, units, 2),
-        dense(upper.hidden, 5, units, 3),
-        dense(5, 3, "softmax", 4),
-    ]
+    return [*encoder(units, upper), dense(5, 3, "softmax", 4)]
 
 
 def unrolled(units="relu", visible="bernoulli", upper=UPPER):
-    return [
-        up(LOWER, units, 1),
-        up(upper, units, 2),
-        dense(upper.hidden, 5, units, 3),
-        dense(5, upper.hidden, units, 4),
-        down(upper, units, 5),
-        down(LOWER, visible, 6),
-    ]
-
-
-def convolutional(units="tanh"):
-    return [up(LOWER, units, 1), down(LOWER, "gaussian", 2)]
+    decoder = dense(5, upper.hidden, units, 4), down(upper, units, 5), down(LOWER, visible, 6)
+    return [*encoder(units, upper), *decoder]
 
 
 NETWORKS = {  # the chain, its loss
@@ -63,7 +52,7 @@ NETWORKS = {  # the chain, its loss
     "unrolled": (unrolled(), "squared"),
     "unrolled, bernoulli, mean": (unrolled("bernoulli", upper=MEAN), "cross-entropy"),
     "unrolled, gaussian": (unrolled("tanh", "gaussian"), "squared"),
-    "convolutions alone": (convolutional(), "squared"),
+    "convolutions alone": ([up(LOWER, "tanh", 1), down(LOWER, "gaussian", 2)], "squared"),
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -61,51 +62,50 @@ class LocalWindow(Window):
         return self._vectors[rank][at : at + values.size]
 
 
-class LocalEngine(Engine):
-    """One rank among threads.
+@dataclass
+class LocalJob:
+    """What all engines of a job have: who they are, the statuses of aborts, the windows so far."""
 
-    All engines of a job have the same lists: the messages that have come for each rank, the
-    statuses with which any rank aborted the job, the engines by rank, and the windows so far.
-    """
+    engines: list[LocalEngine] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    windows: list[LocalWindow] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards the windows
+
+
+class LocalEngine(Engine):
+    """One rank among threads."""
 
     wakes_for_messages = True
-    _lock = threading.Lock()  # guards the windows of all jobs
 
-    def __init__(
-        self,
-        rank: int,
-        boxes: Sequence[deque[Letter]],
-        aborted: list[int],
-        others: list[LocalEngine],
-        windows: list[LocalWindow],
-    ) -> None:
+    def __init__(self, rank: int, size: int, job: LocalJob) -> None:
         super().__init__()
-        self.rank, self.size = rank, len(boxes)
-        self._boxes, self.aborted, self._others = boxes, aborted, others
-        self._windows, self._opened = windows, 0
+        self.rank, self.size = rank, size
+        self.aborted, self._job, self._opened = job.aborted, job, 0
+        self._box: deque[Letter] = deque()
 
     def start(self, to: int, parts: Sequence[Buffer]) -> Callable[[], bool]:
         """Put a copy into the other's box, and wake it."""
         # A deque is appended to and popped from without a lock; in the box before the wake-up, so
         # that the other finds it.
-        self._boxes[to].append((self.rank, [bytearray(part) for part in parts]))
-        self._others[to].wake()
+        other = self._job.engines[to]
+        other._box.append((self.rank, [bytearray(part) for part in parts]))
+        other.wake()
         return lambda: True
 
     def take_arrived(self) -> list[Letter]:
-        own, found = self._boxes[self.rank], list[Letter]()
-        while own:
-            found.append(own.popleft())
+        found = list[Letter]()
+        while self._box:
+            found.append(self._box.popleft())
         return found
 
     def open_window(self, lengths: Sequence[int], kind: str) -> Window:
         # The first rank to come makes the n-th window, the others find it. Only that is locked: a
         # rank that waited for the others under the lock would keep them out.
         self._opened += 1
-        with self._lock:
-            if len(self._windows) < self._opened:
-                self._windows.append(LocalWindow(lengths, kind))
-            window = self._windows[self._opened - 1]
+        with self._job.lock:
+            if len(self._job.windows) < self._opened:
+                self._job.windows.append(LocalWindow(lengths, kind))
+            window = self._job.windows[self._opened - 1]
         window.meet()
         return window
 
@@ -119,9 +119,6 @@ class LocalEngine(Engine):
 
 def local_engines(size: int) -> list[LocalEngine]:
     """Return the engines of a job, one a rank."""
-    boxes: list[deque[Letter]] = [deque() for _ in range(size)]
-    aborted: list[int] = []
-    engines: list[LocalEngine] = []
-    windows: list[LocalWindow] = []
-    engines += [LocalEngine(rank, boxes, aborted, engines, windows) for rank in range(size)]
-    return engines
+    job = LocalJob()
+    job.engines += [LocalEngine(rank, size, job) for rank in range(size)]
+    return job.engines

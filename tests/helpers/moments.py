@@ -1,8 +1,9 @@
 """Observers that act at a known moment of a run, and what a run has told in the end."""
 
 import time
+from collections.abc import Iterable
 
-from trialruns import notices_of
+from syncpretrain.events import Event, Notice
 
 
 class At:
@@ -19,6 +20,11 @@ class At:
         if found and not self._left:
             self.since = time.monotonic()
             self._act()
+
+
+def notices_of(events: Iterable[Event]) -> list[str]:
+    """Return the messages of the notices among events."""
+    return [event.message for event in events if isinstance(event, Notice)]
 
 
 def told_by(function, *arguments, observers=(), **options):

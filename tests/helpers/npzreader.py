@@ -68,26 +68,26 @@ class Reader:
         return (x.transpose(0, 3, 1, 2) if channels_first else x).reshape(len(x), -1)
 
     def convolve(self, x, weight, bias, pad, groups):
-        size, _, reads, filters = weight.shape
+        size, filters = len(weight), weight.shape[-1]
         x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-        rows, columns, share = x.shape[1] - size + 1, x.shape[2] - size + 1, filters // groups
+        rows, columns = x.shape[1] - size + 1, x.shape[2] - size + 1
         out = np.zeros((len(x), rows, columns, filters)) + bias
-        for group in range(groups):
-            own, read = (slice(n * group, n * (group + 1)) for n in (share, reads))
-            for i, j in np.ndindex(size, size):
-                window = x[:, i : i + rows, j : j + columns, read]
-                out[..., own] += window @ weight[i, j, :, own]
+        for i, j, read, own in self._connections(weight, groups):
+            out[..., own] += x[:, i : i + rows, j : j + columns, read] @ weight[i, j, :, own]
         return out
 
     def convolve_back(self, x, weight, bias, pad, groups):
-        size, _, reads, filters = weight.shape
-        rows, columns, share = x.shape[1], x.shape[2], filters // groups
+        size, reads, (rows, columns) = len(weight), weight.shape[2], x.shape[1:3]
         out = np.zeros((len(x), rows + size - 1, columns + size - 1, reads * groups))
-        for group in range(groups):
-            own, read = (slice(n * group, n * (group + 1)) for n in (share, reads))
-            for i, j in np.ndindex(size, size):
-                out[:, i : i + rows, j : j + columns, read] += x[..., own] @ weight[i, j, :, own].T
+        for i, j, read, own in self._connections(weight, groups):
+            out[:, i : i + rows, j : j + columns, read] += x[..., own] @ weight[i, j, :, own].T
         return out[:, pad : out.shape[1] - pad, pad : out.shape[2] - pad] + bias
+
+    def _connections(self, weight, groups):
+        """Yield each place in a filter, with the channels and the filters of each group."""
+        size, _, reads, filters = weight.shape
+        for group, i, j in np.ndindex(groups, size, size):
+            yield i, j, *(slice(n * group, n * (group + 1)) for n in (reads, filters // groups))
 
     def _blocks(self, x, size):
         n, rows, columns, channels = x.shape

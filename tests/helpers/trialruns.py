@@ -2,15 +2,17 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from disturbedsteps import after_steps
+from moments import At
+from moments import notices_of as notices_of  # most tests take it from here
 
 from syncpretrain.errors import RunInterrupted
-from syncpretrain.events import EpochFinished, Event, Notice
+from syncpretrain.events import EpochFinished
 from syncpretrain.parallel.signals import StopRequest
 from syncpretrain.pretraining.driver import Pretraining
 from syncpretrain.runs.run import train_run
@@ -22,19 +24,15 @@ class Abort(Exception):  # noqa: N818 - it stands for a death
     """As if the process had died here: nothing handles it."""
 
 
-class DieAt:
+class DieAt(At):
     """Raise an error at the n-th event of a kind, counting only those with the given values."""
 
     def __init__(self, kind, n=1, *, error=Abort, **values):
-        self._kind, self._values, self._n, self._error = kind, values, n, error
-        self._seen = itertools.count(1)
+        super().__init__(kind, self._die, n, **values)
+        self._error = error
 
-    def __call__(self, event: Event) -> None:
-        found = isinstance(event, self._kind) and all(
-            getattr(event, name) == value for name, value in self._values.items()
-        )
-        if found and next(self._seen) == self._n:
-            raise self._error
+    def _die(self) -> None:
+        raise self._error
 
 
 def died(settings, out, kind=EpochFinished, n=6, **options):
@@ -52,12 +50,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, minibatches: int) -> None:
         if next(seen) == minibatches:
             request.signum = 2
 
-    @contextmanager
-    def on_signals() -> Iterator[StopRequest]:
-        yield request
-
     after_steps(monkeypatch, count)
-    monkeypatch.setattr("syncpretrain.pretraining.training.stop_on_signals", on_signals)
+    place = "syncpretrain.pretraining.training.stop_on_signals"
+    monkeypatch.setattr(place, lambda: nullcontext(request))
 
 
 def stopped_after(minibatches, settings, X):
@@ -102,11 +97,6 @@ def settings_on(folder, X, layers, *, tuning=3, **given):
 def never() -> bool:
     """Answer whether to stop."""
     return False
-
-
-def notices_of(events: Iterable[Event]) -> list[str]:
-    """Return the messages of the notices among events."""
-    return [event.message for event in events if isinstance(event, Notice)]
 
 
 def library_threads() -> list[str]:

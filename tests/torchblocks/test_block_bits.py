@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -65,8 +66,29 @@ def stopped(network, fit, *, at=(1, 2), **settings):
         trained(network, fit=fit, observers=[interrupting(*at)], **settings)
 
 
-@pytest.mark.parametrize("network", [perceptron, convolutional])
-@pytest.mark.parametrize(("runtime", "workers"), PLACES)
+class Average(nn.Linear):
+    """A block with a buffer that its state has not."""
+
+    def __init__(self):
+        super().__init__(12, 8)
+        self.register_buffer("mean", torch.zeros(8), persistent=False)
+
+    def forward(self, x):
+        h = super().forward(x)
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return h - self.mean
+
+
+def averaging():
+    torch.manual_seed(3)
+    return nn.Sequential(Average(), nn.Linear(8, 3))
+
+
+RUNS = [(network, *place) for network, place in product([perceptron, convolutional], PLACES)]
+RUNS.append((averaging, "processes", 2))
+
+
+@pytest.mark.parametrize(("network", "runtime", "workers"), RUNS)
 def test_a_runtime_and_a_number_of_workers_change_no_bit(network, runtime, workers):
     whole = trained(network)
     other = trained(network, runtime=runtime, workers=workers)
@@ -125,19 +147,14 @@ OPTIMIZERS = [
     lambda p: torch.optim.RMSprop(p, 0.001),
     lambda p: torch.optim.AdamW(p, 0.002, amsgrad=True),
 ]
-SCHEDULERS = [
-    None,
-    by_steps,
-    lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9),
-]
+SCHEDULERS = [None, by_steps, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 9)]
 
 
 def any_settings(seed):
     """Return a network and settings that follow from a seed."""
     draws = np.random.default_rng(seed)
-    loss = str(draws.choice(["predsim", "cross-entropy", "reconstruction"]))
     settings = {
-        "loss": loss,
+        "loss": str(draws.choice(["predsim", "cross-entropy", "reconstruction"])),
         "seed": int(seed),
         "optimizer": OPTIMIZERS[draws.integers(4)],
         "scheduler": SCHEDULERS[draws.integers(3)],
@@ -276,31 +293,6 @@ def test_a_stopped_call_leaves_its_optimizers(runtime, workers):
     assert all(own["step"] >= 6 for own in state), "two epochs of three minibatches"
 
 
-class Average(nn.Module):
-    """A block with a buffer that its state has not."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(12, 8)
-        self.register_buffer("mean", torch.zeros(8), persistent=False)
-
-    def forward(self, x):
-        h = self.linear(x)
-        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
-        return h - self.mean
-
-
-def averaging():
-    torch.manual_seed(3)
-    return nn.Sequential(Average(), nn.Linear(8, 3))
-
-
-def test_buffers_that_no_state_has_go_along():
-    whole = trained(averaging, epochs=6)
-    other = trained(averaging, epochs=6, runtime="processes", workers=2)
-    torch.testing.assert_close(other.model[0].mean, whole.model[0].mean, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("bytes_left", [0, 5, 100, 20_000, -3])
 def test_a_torn_state_is_refused_before_training(tmp_path, bytes_left):
     own = {"epochs": 6, "fit": {"resume": tmp_path}}
@@ -411,8 +403,6 @@ def test_a_loss_that_another_process_has_elsewhere_goes_on(tmp_path):
 
 KILLED = """
 import os, sys
-from _links import Link  # noqa: E402
-from localranks import local_ranks  # noqa: E402
 from torchnets import perceptron, rows
 from syncpretrain.events import EpochFinished
 from syncpretrain.pretraining import call

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
-from torchnets import InPlace, Two, convolutional, digest, perceptron, rows  # noqa: E402
+from torchnets import InPlace, Two, convolutional, digest, digest_of, perceptron, rows  # noqa: E402
 
 from syncpretrain.errors import DataError, DivergedError, SettingsError, WorkerError  # noqa: E402
 from syncpretrain.events import Notice  # noqa: E402
@@ -25,7 +25,9 @@ def trainer_of(network=None, **settings):
 
 
 def fitted(network, X, y=None, weight=None, *, epochs=1, batch_size=30, **settings):
-    return trainer_of(network, **settings).fit(X, y, weight, epochs=epochs, batch_size=batch_size)
+    how = {name: settings.pop(name) for name in ("max_restarts", "resume") if name in settings}
+    how |= {"epochs": epochs, "batch_size": batch_size}
+    return trainer_of(network, **settings).fit(X, y, weight, **how)
 
 
 def sgd(rate):
@@ -93,11 +95,14 @@ def linear(number, below, above):
     return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(above)), 3))
 
 
-def test_a_loss_of_ones_own_equals_the_built_in_one():
-    X, y = rows(60)
-    first = fitted(perceptron(), X, y, heads=linear, loss="cross-entropy")
-    second = fitted(perceptron(), X, y, heads=linear, loss=functional.cross_entropy)
-    assert digest(first.model, *first.heads) == digest(second.model, *second.heads)
+@pytest.mark.parametrize("heads", [linear, None], ids=["own heads", "scores of the last block"])
+def test_a_loss_of_ones_own_equals_the_built_in_one(heads):
+    own, built_in = (
+        fitted(perceptron(), *rows(60), heads=heads, loss=loss)
+        for loss in (functional.cross_entropy, "cross-entropy")
+    )
+    assert digest_of(own) == digest_of(built_in)
+    assert heads or isinstance(own.heads[-1], nn.Identity)
 
 
 @pytest.mark.parametrize("loss", ["predsim", "cross-entropy"])
@@ -234,20 +239,20 @@ class Turned(nn.Module):
 
 
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
+OTHER = nn.Parameter(torch.zeros(1))  # of no block
+WITH_OTHER = lambda parameters: torch.optim.Adam([*parameters, OTHER])  # noqa: E731
+OF_OTHER = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([OTHER], 0.1), 1)
 FLOAT64 = r"block 1 has torch.float64 on cpu, expected torch.float32 on cpu; take module.float\(\)"
+MODULE = nn.Sequential(*(nn.Linear(12, 12) for _ in range(9)))
 CASES = [
     (lambda: nn.Linear(12, 3), {}, "got Linear, expected an nn.Sequential"),
     (lambda: nn.Sequential(nn.ReLU()), {}, "no module with a weight"),
-    (lambda: nn.Sequential(Two(), nn.Linear(12, 3)), {}, "block 1 returns tuple, expected one"),
+    (lambda: nn.Sequential(Two(12, 3)), {}, "block 1 returns tuple, expected one"),
     (shared, {}, "blocks 2 and 3 share a parameter"),
     (lambda: perceptron().double(), {}, FLOAT64),
     (lambda: nn.Sequential(Turned(), nn.Linear(8, 3)), {}, "block 1 returns torch.complex64, .*wr"),
     (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
-    (
-        perceptron,
-        {"heads": lambda *_: nn.Linear(5, 3), "loss": "cross-entropy"},
-        "the head or the loss of block 1 fails: ",
-    ),
+    (perceptron, {"heads": lambda *_: nn.Linear(5, 3)}, "the head or the loss of block 1 fails: "),
     (perceptron, {"heads": linear}, "returns one output with loss predsim, expected the sco"),
     (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
     (perceptron, {"classes": None}, "classes: got nothing with loss predsim"),
@@ -282,6 +287,8 @@ CASES = [
     (perceptron, {"optimizer": "adam"}, "optimizer: got <class 'str'>, expected a function"),
     (perceptron, {"optimizer": torch.optim.LBFGS}, "optimizer: got LBFGS"),
     (perceptron, {"scheduler": PLATEAU}, "optimizer: got ReduceLROnPlateau"),
+    (perceptron, {"scheduler": lambda _: OF_OTHER}, "scheduler: got another optimizer in block 1"),
+    (perceptron, {"optimizer": WITH_OTHER}, "optimizer: got parameters that are not of block 1"),
     (perceptron, {"heads": lambda *_: None}, "heads: got NoneType, expected a module"),
     (perceptron, {"classes": 2.5}, "classes: got 2.5, expected a whole number"),
     (perceptron, {"block_threads": 0}, "block_threads: got 0, expected a whole number"),
@@ -290,7 +297,13 @@ CASES = [
     (perceptron, {"scheduler_every": "week"}, "scheduler_every: got 'week'"),
     (perceptron, {"workers": True}, "workers: got True, expected auto, or 1 or more"),
     (perceptron, {"observers": [print, 3]}, "observers: got 3, expected functions of an event"),
+    (perceptron, {"max_restarts": -1}, "max_restarts: got -1, expected 0 or more"),
+    (perceptron, {"max_restarts": "a"}, "max_restarts: got 'a', expected 0 or more"),
+    (perceptron, {"max_restarts": MODULE}, "max_restarts: got Sequential, expected 0"),
+    (perceptron, {"resume": 3}, "resume: got 3, expected the path of a folder"),
 ]
+NAMES = "classes clip runtime noise workers seed precision accumulate"  # each in a wrong place
+CASES += [(perceptron, {n: MODULE}, f"^{n}: got Sequential, expected ") for n in NAMES.split()]
 
 
 @pytest.mark.parametrize(("network", "settings", "message"), CASES)
@@ -322,44 +335,6 @@ def test_a_schedule_that_ends_too_early_is_refused_before_training(every, steps)
     fitted(network, *rows(60), **how, **short)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"max_restarts": -1}, "max_restarts: got -1, expected 0 or more"),
-        ({"max_restarts": "a"}, "max_restarts: got 'a', expected 0 or more"),
-        ({"max_restarts": nn.Sequential(nn.ReLU())}, "max_restarts: got Sequential, expected 0"),
-        ({"resume": 3}, "resume: got 3, expected the path of a folder"),
-    ],
-)
-def test_a_wrong_argument_of_fit_is_refused(wrong, message):
-    with pytest.raises(SettingsError, match=message):
-        trainer_of().fit(*rows(60), **wrong)
-
-
-MODULE = nn.Sequential(*(nn.Linear(12, 12) for _ in range(9)))
-
-
-@pytest.mark.parametrize(
-    "name", ["classes", "clip", "runtime", "noise", "workers", "seed", "precision", "accumulate"]
-)
-def test_a_module_in_a_wrong_place_is_named_by_its_class(name):
-    with pytest.raises(SettingsError, match=f"^{name}: got Sequential, expected "):
-        fitted(perceptron(), *rows(60), **{name: MODULE})
-
-
-def test_an_optimizer_of_all_parameters_is_refused():
-    network = perceptron()
-    with pytest.raises(SettingsError, match="optimizer: got parameters that are not of block 1"):
-        fitted(network, *rows(60), optimizer=lambda _: torch.optim.Adam(network.parameters()))
-
-
-def test_a_schedule_of_another_optimizer_is_refused():
-    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
-    with pytest.raises(SettingsError, match="scheduler: got another optimizer in block 1"):
-        schedule = torch.optim.lr_scheduler.StepLR(other, 1)
-        fitted(perceptron(), *rows(60), scheduler=lambda _: schedule)
-
-
 def test_workers_are_measured_on_minibatches_that_are_larger_than_the_batch_size():
     X, y = rows(60)
     own = LocalTrainer(perceptron(), classes=3, workers="auto")
@@ -367,32 +342,24 @@ def test_workers_are_measured_on_minibatches_that_are_larger_than_the_batch_size
     assert len(own.history.layers[0].train) == 1
 
 
+SHORT = DataLoader(TensorDataset(torch.ones(9, 12)), batch_size=10, drop_last=True)
 NO_DATA = [
     (
         lambda X, y: iter([(X, y)]),
         "X: got list_iterator, expected arrays or an iterable of minibatches",
     ),
-    (
-        lambda X, y: TensorDataset(torch.from_numpy(X)),
-        "X: got TensorDataset, expected arrays or an",
-    ),
+    (lambda X, y: SHORT.dataset, "X: got TensorDataset, expected arrays or an"),
     (lambda X, y: [(X, y, y, y)], "X: got 4 parts of a minibatch, expected X, y and weights"),
     (lambda X, y: [{"x": X}], "X or y: expected numbers, a row an example"),
     (lambda X, y: [3], "X or y: expected numbers, a row an example"),
     (lambda X, y: X[:0], "X or y: got no rows, expected one or more; give examples"),
     (lambda X, y: [(X[:0], y[:0])], "X or y: got no rows, expected one or more; give examples"),
     (lambda X, y: X.astype(complex), "X: got complex128, expected real numbers; give real and"),
-    (
-        lambda X, y: [X.astype(np.complex64)],
-        "X: got complex64, expected real numbers; give real and",
-    ),
+    (lambda X, y: [np.complex64(X)], "X: got complex64, expected real numbers; give real and"),
     (lambda X, y: X.astype(str), "X or y: expected numbers, a row an example"),
     (lambda X, y: torch.from_numpy(X).bfloat16(), "X or y: .* an example .*BFloat16"),
     (lambda X, y: [], "without a minibatch, expected one or more; drop_last"),
-    (
-        lambda X, y: DataLoader(TensorDataset(torch.ones(9, 12)), batch_size=10, drop_last=True),
-        "without a minibatch, expected one or more; drop_last",
-    ),
+    (lambda X, y: SHORT, "without a minibatch, expected one or more; drop_last"),
 ]
 
 
@@ -459,7 +426,7 @@ def test_a_head_that_changes_its_input_is_refused():
     X, y = rows(60)
 
     def heads(number, below, above):
-        return InPlace() if number == 1 else linear(number, below, above)
+        return InPlace(16, 3) if number == 1 else linear(number, below, above)
 
     with pytest.raises(WorkerError, match="head of block 1 changes its input in place"):
         fitted(perceptron(drop=0.0), X, y, heads=heads, loss="cross-entropy")
@@ -467,7 +434,7 @@ def test_a_head_that_changes_its_input_is_refused():
 
 def test_a_block_of_the_script_itself_is_refused_for_processes(monkeypatch):
     monkeypatch.setattr(Two, "__module__", "__main__")
-    parts = {"modules": nn.Sequential(perceptron(), Two()), "head": nn.Identity()}
+    parts = {"modules": nn.Sequential(perceptron(), Two(12, 12)), "head": nn.Identity()}
     loss = trainer.LocalLoss("predsim")
     own = block.Block(number=1, below=None, above=None, loss=loss, **parts)
     with pytest.raises(SettingsError, match="Two of block 1 is defined in the script"):
@@ -515,15 +482,6 @@ def test_a_network_in_evaluation_mode_trains_in_training_mode():
     fitted(network, *rows(60))
     assert network[1].num_batches_tracked == 2
     assert not network[1].training
-
-
-def test_a_loss_of_ones_own_reads_the_scores_of_a_last_block_with_classes():
-    own, built_in = (
-        fitted(perceptron(), *rows(60), loss=loss)
-        for loss in (functional.cross_entropy, "cross-entropy")
-    )
-    assert isinstance(own.heads[-1], nn.Identity)
-    assert digest(own.model) == digest(built_in.model)
 
 
 def test_one_place_is_compared_by_its_values():
