@@ -55,6 +55,39 @@ def test_gradient_averages_to_the_exact_expectation_of_cd(cd_steps):
         assert (np.abs(have - want) < 5 * error_bar + 1e-5).all()
 
 
+def bars_and_stripes() -> np.ndarray:
+    """The 14 pictures of 3x3 pixels whose rows, or columns, are full or empty."""
+    lines = states(3)
+    stripes = np.repeat(lines[:, :, None], 3, axis=2).reshape(-1, 9)
+    bars = np.repeat(lines[:, None, :], 3, axis=1).reshape(-1, 9)
+    return np.unique(np.concatenate([stripes, bars]), axis=0)
+
+
+def exact_log_likelihood(rbm: RBM, data: np.ndarray) -> float:
+    """Mean over the data, the partition function summed over all 512 pictures."""
+    W, a, b = map(np.float64, (rbm.weight, rbm.visible_bias, rbm.hidden_bias))
+
+    def minus_free_energy(v):
+        return v @ a + np.logaddexp(0, v @ W + b).sum(axis=1)
+
+    every = minus_free_energy(states(9))
+    return float(minus_free_energy(data).mean() - np.logaddexp.reduce(every))
+
+
+def test_it_learns_bars_and_stripes():
+    pictures = bars_and_stripes()
+    assert len(pictures) == 14
+    X = np.tile(pictures, (10, 1)).astype(np.float32)
+    rbm = make_rbm(9, 16, weight_decay=0.0, batch_size=14, cd_steps=3, learning_rate=0.05)
+    likelihoods = [exact_log_likelihood(rbm, pictures)]
+    for first in range(1, 400, 100):
+        train_whole(rbm, X, range(first, first + 100))
+        likelihoods.append(exact_log_likelihood(rbm, pictures))
+    assert likelihoods[0] == pytest.approx(-9 * np.log(2), abs=0.05), "it starts at chance"
+    assert likelihoods[1] > likelihoods[0] + 1
+    assert likelihoods[-1] > -np.log(14) - 1.2, f"{likelihoods}"
+
+
 def test_an_epoch_trains_every_row_once_the_smaller_last_minibatch_too():
     rbm, seen, reported = make_rbm(), [], []
     X = np.random.default_rng(5).random((27, VISIBLE)).astype(np.float32)
