@@ -109,8 +109,7 @@ def test_what_it_hands_up_is_the_code_of_the_plain_input(name, units):
     code = learner.current().up(x)
     learner.gradient(x, np.arange(BATCH), epoch=1, step=0)
     np.testing.assert_array_equal(learner.hidden_means(BATCH), code)
-    noisy = make(SHAPES[name], corruption=("masking", 0.5))
-    assert noisy.hidden_means(0) is None
+    assert make(SHAPES[name], corruption=("masking", 0.5)).hidden_means(0) is None
 
 
 @pytest.mark.parametrize("units", UNITS)

@@ -239,8 +239,7 @@ def test_the_planner_counts_every_version(bits):
     epochs = [[x.epochs for x in candidates(task, timings)] for task in (always, plain)]
     assert epochs[0] == epochs[1]
     chosen = plan_for(always, timings=timings)
-    applied = chosen.apply(always.settings)
-    assert applied.schedule == chosen.choice.options["schedule"]
+    assert chosen.apply(always.settings).schedule == chosen.choice.options["schedule"]
     settled = Task(settings_from(LAYERS, epochs="auto:5").pretrain, 100, 0)
     assert "--epochs 5 --settle 0.15 " in plan_for(settled, timings=timings).command
 

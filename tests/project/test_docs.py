@@ -106,8 +106,7 @@ class TestBlocks:
     def test_every_literal_block_is_one_of_those_that_run(self, page):
         indirect = re.findall(r"^(?!\.\. ).*::$", TEXTS[page], re.MULTILINE)
         assert not indirect, "write .. code-block:: and a language"
-        known = {"python", "shell", "text"}
-        assert {block.language for block in blocks(page)} <= known
+        assert {block.language for block in blocks(page)} <= {"python", "shell", "text"}
 
     def test_those_that_do_not_run_are_counted(self):
         assert Counter(b.marks["not run"] for b in BLOCKS if "not run" in b.marks) == NOT_RUN
