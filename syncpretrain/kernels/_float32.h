@@ -47,10 +47,11 @@ typedef struct {
     const char *name;
     int width; /* of the vectors */
     Py_ssize_t part;
-    /* Add to rows of sums the products of a strip with a part, of up to `part` columns. */
-    void (*add)(const Strip *strip, float *part, const Sums *sums);
-    /* The same with all places of a part that is packed before, or on the way; return whether it is finite. */
-    int (*pack_and_add)(Factor f, Py_ssize_t depth, const Strip *strip, float *part, const Sums *sums);
+    /* Pack columns with numbers side by side; return whether all numbers are finite. */
+    int (*pack)(Factor f, Py_ssize_t depth, Py_ssize_t columns, float *part);
+    /* Add to rows of sums the products of a strip with a part, of up to `part` columns. A `fresh` factor, which has
+     * rows with numbers side by side, is packed on the way; return whether its numbers are finite. */
+    int (*add)(const Strip *strip, float *part, const Sums *sums, const Factor *fresh);
     void (*multiply_add)(Py_ssize_t rounds); /* as many sums as a tile has; NULL where none is in registers */
 } Float32Form;
 
@@ -77,8 +78,28 @@ VECTORIZED static void finish_sums(float *sums, Py_ssize_t n)
     APART for (Py_ssize_t j = 0; j < n; j++) sums[j] = sums[j] == sums[j] ? sums[j] + 0.0f : none;
 }
 
-static void add_strip_portable(const Strip *s, float *part, const Sums *sums)
+/* Pack numbers one by one, and return whether all are finite. */
+static int pack_numbers(Factor f, Py_ssize_t depth, Py_ssize_t columns, Py_ssize_t part, float *out)
 {
+    uint32_t most = 0;
+    for (Py_ssize_t k = 0; k < depth; k++)
+        for (Py_ssize_t j = 0; j < columns; j++) {
+            uint32_t bits;
+            memcpy(&bits, f.data + k * f.down + j * f.right, sizeof bits);
+            most = bits << 1 > most ? bits << 1 : most; /* without the sign */
+            memcpy(out + k * part + j, &bits, sizeof bits);
+        }
+    return most < 0xff000000;
+}
+
+static int pack_portable(Factor f, Py_ssize_t depth, Py_ssize_t columns, float *part)
+{
+    return pack_numbers(f, depth, columns, GROUP, part);
+}
+
+static int add_strip_portable(const Strip *s, float *part, const Sums *sums, const Factor *fresh)
+{
+    int is_finite = fresh == NULL || pack_portable(*fresh, s->end - s->places, sums->columns, part);
     for (Py_ssize_t t = 0; t < s->rows; t++) {
         float *to = sums->data + t * sums->stride;
         if (sums->begins) memset(to, 0, (size_t)sums->columns * sizeof *to);
@@ -86,36 +107,10 @@ static void add_strip_portable(const Strip *s, float *part, const Sums *sums)
             add_multiple(s->data[t * s->down + *k * s->right], part + *k * GROUP, to, sums->columns);
         if (sums->ends) finish_sums(to, sums->columns);
     }
-}
-
-/* Where some rows and columns begin and end. */
-typedef struct {
-    Py_ssize_t row, rows, column, columns;
-} Ends;
-
-/* Pack some numbers of a part; 0 from column `given` on. Return whether all are finite. */
-static int pack_numbers(Factor f, Ends e, Py_ssize_t given, Py_ssize_t part, float *out)
-{
-    uint32_t most = 0;
-    for (Py_ssize_t k = e.row; k < e.rows; k++)
-        for (Py_ssize_t j = e.column; j < e.columns; j++) {
-            uint32_t bits = 0;
-            if (j < given) memcpy(&bits, f.data + k * f.down + j * f.right, sizeof bits);
-            most = bits << 1 > most ? bits << 1 : most; /* without the sign */
-            memcpy(out + k * part + j, &bits, sizeof bits);
-        }
-    return most < 0xff000000;
-}
-
-static int pack_and_add_portable(Factor f, Py_ssize_t depth, const Strip *s, float *part,
-                                 const Sums *sums)
-{
-    int is_finite = pack_numbers(f, (Ends){0, depth, 0, sums->columns}, sums->columns, GROUP, part);
-    add_strip_portable(s, part, sums);
     return is_finite;
 }
 
-static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_portable, pack_and_add_portable, NULL};
+static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, pack_portable, add_strip_portable, NULL};
 
 /* ------------------------------------------------------------------------------ AVX2, AVX-512 */
 
@@ -127,15 +122,16 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #define TARGETED AVX2
 #define Lane __m256
 #define FORM "avx2"
-#define NUMBERS(x, others) _mm256_blendv_ps(others, x, _mm256_cmp_ps(x, x, _CMP_ORD_Q))
+#define ANY_NAN(x) _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q))
 #define OF(name) _mm256_##name
 #define OF_INTEGERS __m256i
 #define FOURS(x) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(*(x))), _mm_loadu_ps((x)[4]), 1)
 #define SOME_OF_VECTOR __m256i
 #define FIRST(n) _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 #define LOAD_SOME(pointer, some) _mm256_maskload_ps(pointer, some)
+#define STORE_SOME(pointer, some, x) _mm256_maskstore_ps(pointer, some, x)
 #include "_float32_tiles.h"
-#undef NUMBERS
+#undef ANY_NAN
 #undef OF_WIDTH
 #undef WIDTH
 #undef VECTORS
@@ -148,6 +144,7 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #undef SOME_OF_VECTOR
 #undef FIRST
 #undef LOAD_SOME
+#undef STORE_SOME
 
 #define OF_WIDTH(name) name##_avx512
 #define WIDTH 16
@@ -155,7 +152,7 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #define TARGETED AVX512
 #define Lane __m512
 #define FORM "avx512"
-#define NUMBERS(x, others) _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), others, x)
+#define ANY_NAN(x) _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q)
 #define OF(name) _mm512_##name
 #define OF_INTEGERS __m512i
 #define FOURS(x)                                                                                         \
@@ -168,8 +165,9 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #define SOME_OF_VECTOR __mmask16
 #define FIRST(n) ((__mmask16)((1u << (n)) - 1))
 #define LOAD_SOME(pointer, some) _mm512_maskz_loadu_ps(some, pointer)
+#define STORE_SOME(pointer, some, x) _mm512_mask_storeu_ps(pointer, some, x)
 #include "_float32_tiles.h"
-#undef NUMBERS
+#undef ANY_NAN
 #undef OF_WIDTH
 #undef WIDTH
 #undef VECTORS
@@ -182,6 +180,7 @@ static const Float32Form PORTABLE_FLOAT32 = {"portable", 4, GROUP, add_strip_por
 #undef SOME_OF_VECTOR
 #undef FIRST
 #undef LOAD_SOME
+#undef STORE_SOME
 #endif
 
 enum { FLOAT32_FORMS = 3 };
@@ -311,8 +310,11 @@ static void lay_strips(const Float32Form *form, Factor f, Py_ssize_t rows, Py_ss
         if (is_copied) {
             end = copy_strip(own, n, depth, block, has_lists ? places : NULL);
             own = (Factor){block, 1, n};
-        } else if (f.right == 1 && has_lists && (depth - mark_nonzeros(own, n, depth, any)) * columns > LISTED * depth)
-            end = list_nonzeros(any, depth, places);
+        } else if (f.right == 1 && has_lists) {
+            /* A strip for which a list does not pay stands for all that follow. */
+            has_lists = (depth - mark_nonzeros(own, n, depth, any)) * columns > LISTED * depth;
+            end = has_lists ? list_nonzeros(any, depth, places) : NULL;
+        }
         room->strips[s] = (Strip){own.data, own.down, own.right, n, places, end, NULL, 0, 1};
         if (end != NULL) continue;
         room->strips[s].places = room->all;
@@ -333,12 +335,13 @@ typedef struct {
 static void add_group(const Float32Form *form, Py_ssize_t rows, Py_ssize_t depth, const Group *g, Float32Room *room)
 {
     Py_ssize_t strips = (rows + STRIP - 1) / STRIP;
-    int is_finite = 0;
+    int lies = g->right.right == 1, is_finite = !lies && form->pack(g->right, depth, g->sums.columns, room->group);
     for (Py_ssize_t s = 0; s < strips; s++) {
+        const Factor *fresh = lies && s == 0 ? &g->right : NULL;
         Strip strip = room->strips[s];
         Sums sums = g->sums;
         sums.data += first_of_strip(rows, s) * sums.stride;
-        if (!is_finite) {
+        if (!is_finite) { /* or not yet known to be */
             strip.places = room->all;
             strip.end = room->all + depth;
         }
@@ -346,15 +349,13 @@ static void add_group(const Float32Form *form, Py_ssize_t rows, Py_ssize_t depth
         Py_ssize_t from = depth * s / strips, fetched = depth * (s + 1) / strips - from;
         strip.ahead = room->group;
         strip.run = depth;
-        if (g->right.right == 1 && g->next > 0 && fetched > 0) {
+        if (lies && g->next > 0 && fetched > 0) {
             strip.ahead = g->right.data + sums.columns + from * g->right.down;
             strip.step = g->right.down;
             strip.run = (strip.end - strip.places + fetched - 1) / fetched;
         }
-        if (s == 0)
-            is_finite = form->pack_and_add(g->right, depth, &strip, room->group, &sums);
-        else
-            form->add(&strip, room->group, &sums);
+        int found = form->add(&strip, room->group, &sums, fresh);
+        if (fresh) is_finite = found;
     }
 }
 

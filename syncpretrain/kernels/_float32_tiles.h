@@ -1,12 +1,12 @@
 /* Products of float32 with vectors of WIDTH numbers. Included by _float32.h, once for each width: OF_WIDTH gives
- * names, OF the compiler's functions for these vectors; FOURS are four numbers each from every fourth pointer of a list,
- * LOAD_SOME reads the FIRST numbers of a vector, with 0 for the others, and NUMBERS are a vector's numbers, with others
- * in the place of what is no number.
+ * names, OF the compiler's functions for these vectors; FOURS are four numbers each from every fourth pointer of a list.
+ * LOAD_SOME reads the FIRST numbers of a vector, with 0 for the others, and STORE_SOME stores them.
  */
 #define PART (VECTORS * WIDTH)
 #define Bits OF_WIDTH(Bits)
 #define LOAD(pointer) OF(loadu_ps)(pointer)
 #define STORE(pointer, x) OF(storeu_ps)(pointer, x)
+#define LOAD_ROW(pointer) (v < last ? LOAD((pointer) + v * WIDTH) : LOAD_SOME((pointer) + v * WIDTH, some))
 #define EACH_VECTOR UNROLLED for (int v = 0; v < vectors; v++)
 #define EACH_ROW_OF_TILE UNROLLED for (int t = 0; t < n; t++)
 
@@ -24,38 +24,13 @@ TARGETED static int OF_WIDTH(are_finite)(Bits sizes)
 
 /* ------------------------------------------------------------------------------------- packing */
 
-/* Pack rows with numbers side by side. */
-TARGETED INLINED Bits OF_WIDTH(pack_lying)(Factor f, Py_ssize_t depth, float *out, const int vectors)
+/* Pack columns with numbers side by side, and return whether all numbers are finite: four rows at a time, so that the
+ * last ones end with the rows. In a vector that is not full the last column stands in the place of others, for which
+ * no sums are kept. */
+TARGETED static int OF_WIDTH(pack)(Factor f, Py_ssize_t depth, Py_ssize_t columns, float *out)
 {
     Bits sizes = {0};
-    for (Py_ssize_t k = 0; k < depth; k++, f.data += f.down, out += PART)
-        EACH_VECTOR
-        {
-            Lane x = LOAD(f.data + v * WIDTH);
-            KEEP_SIZES(sizes, x);
-            STORE(out + v * WIDTH, x);
-        }
-    return sizes;
-}
-
-/* Pack the first columns of a vector, of rows with numbers side by side; the others are 0. */
-TARGETED static Bits OF_WIDTH(pack_first)(Factor f, Py_ssize_t depth, float *out, Py_ssize_t columns)
-{
-    Bits sizes = {0};
-    SOME_OF_VECTOR some = FIRST(columns);
-    for (Py_ssize_t k = 0; k < depth; k++, f.data += f.down, out += PART) {
-        Lane x = LOAD_SOME(f.data, some);
-        KEEP_SIZES(sizes, x);
-        STORE(out, x);
-    }
-    return sizes;
-}
-
-/* Pack columns with numbers side by side: four rows at a time, of four or more, so that the last ones end with the
- * rows. In a vector that is not full the last column stands in the place of others, for which no sums are kept. */
-TARGETED static Bits OF_WIDTH(pack_standing)(Factor f, Py_ssize_t depth, float *out, Py_ssize_t columns)
-{
-    Bits sizes = {0};
+    if (depth < 4) return pack_numbers(f, depth, columns, PART, out);
     for (Py_ssize_t j = 0; j < columns; j += WIDTH) {
         const float *x[WIDTH];
         for (Py_ssize_t i = 0; i < WIDTH; i++) x[i] = f.data + (i + j < columns ? i + j : columns - 1) * f.right;
@@ -80,39 +55,23 @@ TARGETED static Bits OF_WIDTH(pack_standing)(Factor f, Py_ssize_t depth, float *
             UNROLLED for (int i = 0; i < WIDTH; i++) x[i] += rows;
         }
     }
-    return sizes;
-}
-
-/* Pack a part, and return whether all numbers are finite. */
-TARGETED static int OF_WIDTH(pack)(Factor f, Py_ssize_t depth, Py_ssize_t columns, float *out)
-{
-    Py_ssize_t whole = columns / WIDTH * WIDTH, end = (columns + WIDTH - 1) / WIDTH * WIDTH;
-    Bits sizes = {0}, others = {0};
-    if (f.right != 1 && depth < 4) return pack_numbers(f, (Ends){0, depth, 0, end}, columns, PART, out);
-    if (f.right != 1) return OF_WIDTH(are_finite)(OF_WIDTH(pack_standing)(f, depth, out, columns));
-    switch (whole / WIDTH) {
-    case 1: sizes = OF_WIDTH(pack_lying)(f, depth, out, 1); break;
-    case 2: sizes = OF_WIDTH(pack_lying)(f, depth, out, 2); break;
-#if VECTORS > 2
-    case 3: sizes = OF_WIDTH(pack_lying)(f, depth, out, 3); break;
-    case 4: sizes = OF_WIDTH(pack_lying)(f, depth, out, 4); break;
-#endif
-    }
-    if (whole < end) others = OF_WIDTH(pack_first)(factor_from(f, 0, whole), depth, out + whole, columns - whole);
-    return OF_WIDTH(are_finite)(sizes) & OF_WIDTH(are_finite)(others);
+    return OF_WIDTH(are_finite)(sizes);
 }
 
 /* --------------------------------------------------------------------------------- multiplying */
 
 /* Multiply n rows by some vectors of a part: the `listed` places alone, or all of them. If there is a `fresh`
- * factor, which has rows with numbers side by side, pack it on the way, and return its sizes.
+ * factor, which has rows with numbers side by side, pack it on the way, and return its sizes. Only the last vector
+ * may not be full.
  *
  * Without a list no address needs a multiplication, which on some CPUs takes the place of a multiply-add. */
 TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, const Sums *sums, const Factor *fresh,
                                          const int n, const int vectors, const int listed)
 {
-    Lane sum[STRIP][VECTORS], zero = OF(setzero_ps)(), none = (Lane)OF(set1_epi32)(NO_NUMBER);
+    Lane sum[STRIP][VECTORS], all[VECTORS], zero = OF(setzero_ps)();
     Bits sizes = {0};
+    int last = vectors - 1, is_full = sums->columns == vectors * WIDTH;
+    SOME_OF_VECTOR some = FIRST(sums->columns - last * WIDTH);
     const float *at[STRIP];
     Py_ssize_t right = s->right, step = s->step, count = s->end - s->places;
     EACH_ROW_OF_TILE
@@ -120,19 +79,18 @@ TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, const Sums
         at[t] = s->data + t * s->down;
         UNROLLED for (int j = 0; j < vectors * WIDTH; j += LINE)
             __builtin_prefetch(sums->data + t * sums->stride + j, 1, 3); /* stored in when all terms are there */
-        EACH_VECTOR sum[t][v] = sums->begins ? zero : LOAD(sums->data + t * sums->stride + v * WIDTH);
+        EACH_VECTOR sum[t][v] = sums->begins ? zero : LOAD_ROW(sums->data + t * sums->stride);
     }
     const float *ahead = s->ahead;
     for (Py_ssize_t i = 0, end = 0; i < count;) {
         /* By the last number of each line: where rows begin inside of a line, the columns before had it. */
-        UNROLLED for (int last = LINE - 1; last < PART; last += LINE) __builtin_prefetch(ahead + last, 0, 2);
+        UNROLLED for (int end = LINE - 1; end < PART; end += LINE) __builtin_prefetch(ahead + end, 0, 2);
         ahead += step;
         end = end + s->run < count ? end + s->run : count;
         for (; i < end; i++) {
             Py_ssize_t k = listed ? s->places[i] : i, number = k * right;
-            const float *from = fresh ? fresh->data + k * fresh->down : part + k * PART;
             Lane b[VECTORS];
-            EACH_VECTOR b[v] = LOAD(from + v * WIDTH);
+            EACH_VECTOR b[v] = fresh ? LOAD_ROW(fresh->data + k * fresh->down) : LOAD(part + k * PART + v * WIDTH);
             if (fresh) EACH_VECTOR
                 {
                     KEEP_SIZES(sizes, b[v]);
@@ -145,35 +103,37 @@ TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, const Sums
             }
         }
     }
+    EACH_VECTOR all[v] = zero;
     EACH_ROW_OF_TILE
     {
+        float *to = sums->data + t * sums->stride;
         EACH_VECTOR
         {
-            Lane x = sum[t][v];
-            if (sums->ends) x = NUMBERS(OF(add_ps)(x, zero), none);
-            STORE(sums->data + t * sums->stride + v * WIDTH, x);
+            Lane x = OF(add_ps)(sum[t][v], zero);
+            all[v] = OF(add_ps)(all[v], x);
+            if (v < last || is_full)
+                STORE(to + v * WIDTH, x);
+            else
+                STORE_SOME(to + v * WIDTH, some, x);
         }
     }
+    UNROLLED for (int v = 1; v < vectors; v++) all[0] = OF(add_ps)(all[0], all[v]);
+    /* Looked at together, since what is not a number is rare, and so is one infinity less another. */
+    if (sums->ends && ANY_NAN(all[0])) EACH_ROW_OF_TILE finish_sums(sums->data + t * sums->stride, sums->columns);
     return sizes;
 }
 
-TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, const Sums *sums)
+/* Add the products of a strip with a part; of a `fresh` one return whether all numbers are finite. */
+TARGETED static int OF_WIDTH(add_strip)(const Strip *s, float *part, const Sums *sums, const Factor *fresh)
 {
-    float whole[STRIP * PART];
-    Sums own = {whole, PART, sums->columns, sums->begins, sums->ends};
-    const Sums *given = sums;
+    Bits sizes = {0};
     Py_ssize_t vectors = (sums->columns + WIDTH - 1) / WIDTH;
-    size_t size = (size_t)sums->columns * sizeof *whole;
-    if (sums->columns < vectors * WIDTH) {
-        sums = &own;
-        for (Py_ssize_t t = 0; t < s->rows && !sums->begins; t++)
-            memcpy(whole + t * PART, given->data + t * given->stride, size);
-    }
-#define CASE(n, vectors)                                                                                 \
-    case 8 * n + vectors: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors, 0); break;                 \
-    case 8 * n + vectors + 64: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors, 1); break;
     int listed = s->places < s->end && s->end[-1] != s->end - s->places - 1;
-    switch (64 * listed + 8 * s->rows + vectors) {
+#define CASE(n, vectors)                                                                                    \
+    case 8 * n + vectors: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors, 0); break;                    \
+    case 8 * n + vectors + 64: OF_WIDTH(add_tile)(s, part, sums, NULL, n, vectors, 1); break;               \
+    case 8 * n + vectors + 128: sizes = OF_WIDTH(add_tile)(s, part, sums, fresh, n, vectors, 0); break;
+    switch ((fresh ? 128 : 64 * listed) + 8 * s->rows + vectors) {
         CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
         CASE(1, 2) CASE(2, 2) CASE(3, 2) CASE(4, 2) CASE(5, 2) CASE(6, 2)
 #if VECTORS > 2
@@ -182,21 +142,7 @@ TARGETED static void OF_WIDTH(add_strip)(const Strip *s, float *part, const Sums
 #endif
     }
 #undef CASE
-    for (Py_ssize_t t = 0; t < s->rows && sums == &own; t++)
-        memcpy(given->data + t * given->stride, whole + t * PART, size);
-}
-
-/* Packing on the way saves a pass over the numbers of full tiles; the rows of others are packed first. */
-TARGETED static int OF_WIDTH(pack_and_add)(Factor f, Py_ssize_t depth, const Strip *s, float *part,
-                                          const Sums *sums)
-{
-    if (f.right == 1 && sums->columns == PART && s->rows == 6)
-        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 6, VECTORS, 0));
-    if (f.right == 1 && sums->columns == PART && s->rows == 5)
-        return OF_WIDTH(are_finite)(OF_WIDTH(add_tile)(s, part, sums, &f, 5, VECTORS, 0));
-    int is_finite = OF_WIDTH(pack)(f, depth, sums->columns, part);
-    OF_WIDTH(add_strip)(s, part, sums);
-    return is_finite;
+    return OF_WIDTH(are_finite)(sizes);
 }
 
 /* Multiply and add to as many sums as a tile has, without memory. */
@@ -215,13 +161,14 @@ TARGETED static void OF_WIDTH(multiply_add)(Py_ssize_t rounds)
 }
 
 static const Float32Form OF_WIDTH(FLOAT32) = {
-    FORM, WIDTH, PART, OF_WIDTH(add_strip), OF_WIDTH(pack_and_add), OF_WIDTH(multiply_add),
+    FORM, WIDTH, PART, OF_WIDTH(pack), OF_WIDTH(add_strip), OF_WIDTH(multiply_add),
 };
 
 #undef PART
 #undef Bits
 #undef LOAD
 #undef STORE
+#undef LOAD_ROW
 #undef EACH_VECTOR
 #undef EACH_ROW_OF_TILE
 #undef KEEP_SIZES
