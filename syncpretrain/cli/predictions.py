@@ -368,7 +368,7 @@ def _network(options: dict[str, Any]) -> Network:
 
 def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Options]:
     """Return the ways to train that the options name, and the options that all ways share."""
-    from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS, Options, Way
+    from syncpretrain.planning.scaling.curves import WAYS, Options, Way
     from syncpretrain.planning.scaling.job import replicas_from
 
     if options["layers"] is None:
@@ -379,7 +379,7 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
     common = Options(**own, stack=stack, network=_network(options), held_out=held_out)
     schedule, handoff, replicas = (options[name] for name in ("schedule", "handoff", "replicas"))
     for name in ("servers", "push_every"):
-        if options[name] > 1 and schedule not in (None, ASYNCHRONOUS):
+        if options[name] > 1 and schedule not in (None, ASYNC):
             raise SettingsError(
                 f"{name}: got {options[name]} with schedule {schedule}, which has no parameter"
                 " server; take schedule async"
@@ -395,7 +395,7 @@ def _ways_and_options(options: dict[str, Any]) -> tuple[Mapping[str, Way], Optio
             )
     if common.split == "examples":
         return WAYS, common
-    return {name: way for name, way in WAYS.items() if way.schedule != ASYNCHRONOUS}, common
+    return {name: way for name, way in WAYS.items() if way.schedule != ASYNC}, common
 
 
 def _report(

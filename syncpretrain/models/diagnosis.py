@@ -58,7 +58,7 @@ class Baseline(NamedTuple):
 
 
 def diagnose_layers(
-    stack: Stack, train: Array, held_out: Array, *, partition: bool = False, seed: int = 0
+    stack: Stack, train: Array, held_out: Array, *, partition: bool = False
 ) -> list[dict[str, Any]]:
     """Return figures of each layer as JSON values, from at most 1,000 examples of each part.
 
@@ -78,7 +78,7 @@ def diagnose_layers(
     found: list[dict[str, Any]] = []
     for layer in stack.layers:
         own = missing and not found  # only the data have missing values, codes have none
-        figures = _rbm_figures(layer, below, held_out, partition=partition, missing=own, seed=seed)
+        figures = _rbm_figures(layer, below, held_out, partition=partition, missing=own)
         found.append(figures)
         below, held_out = up_through([layer], below), up_through([layer], held_out)
         hidden = held_out if len(held_out) else below
@@ -247,7 +247,7 @@ def on_tuning(
 
 
 def _rbm_figures(
-    layer: Layer, train: Array, held_out: Array, *, partition: bool, missing: bool, seed: int
+    layer: Layer, train: Array, held_out: Array, *, partition: bool, missing: bool
 ) -> dict[str, Any]:
     names = ("free_energy_gap", "pseudo_likelihood", "log_z", "log_likelihood")
     figures: dict[str, Any] = dict.fromkeys(names)
@@ -260,10 +260,10 @@ def _rbm_figures(
         figures["free_energy_gap"] = energy - energy_of_train
     visible, hidden = kind_of(layer.visible_units), kind_of(layer.hidden_units)
     if visible.is_binary and not missing:
-        figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows, seed=seed)
+        figures["pseudo_likelihood"] = pseudo_likelihood(layer, rows)
     has_log_z = hidden.is_binary and not visible.counts
     if partition and has_log_z and not missing:
-        estimate = log_z(layer, seed=seed)
+        estimate = log_z(layer)
         bounds = (estimate.low, estimate.high)
         low, high = (bound if math.isfinite(bound) else None for bound in bounds)
         figures["log_z"] = {"value": estimate.value, "low": low, "high": high}

@@ -6,10 +6,10 @@ import pytest
 
 from syncpretrain.cli.predictions import ALL_REDUCE_WORDS, SCHEDULE_WORDS
 from syncpretrain.parallel.blas import usable_cores
-from syncpretrain.planning.scaling.curves import ASYNCHRONOUS, WAYS
+from syncpretrain.planning.scaling.curves import WAYS
 from syncpretrain.planning.scaling.work import ALL_REDUCES
 from syncpretrain.planning.timings import sizes
-from syncpretrain.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.kinds import ASYNC, SCHEDULES
 
 STACK = ("--layers", "16,8,4", "--epochs", 3, "--examples", 200, "--costs", "0.02,0.01")
 
@@ -21,7 +21,7 @@ def call(call, tmp_path, monkeypatch):
 
 
 def test_the_words_are_those_of_the_model():
-    assert set(SCHEDULE_WORDS) == {*SCHEDULES, ASYNCHRONOUS}
+    assert set(SCHEDULE_WORDS) == {*SCHEDULES, ASYNC}
     assert ALL_REDUCE_WORDS == ALL_REDUCES
 
 

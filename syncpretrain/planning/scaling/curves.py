@@ -44,7 +44,7 @@ from syncpretrain.planning.scaling.job import PARAMETER_COPIES, PAYING, Cluster,
 from syncpretrain.planning.scaling.work import LayerCosts, Network, works_of
 from syncpretrain.planning.simulate import EpochCost, StreamCost, play_stream, simulate
 from syncpretrain.pretraining.build import build_schedule
-from syncpretrain.schedule.kinds import SCHEDULES
+from syncpretrain.schedule.kinds import ASYNC, SCHEDULES
 from syncpretrain.schedule.stream import BLOCK_MINIBATCHES, RING_MINIBATCHES, StreamPlan
 from syncpretrain.settings import PretrainSettings, settings_from
 from syncpretrain.settings.fields import OF_SCHEDULES, refuse
@@ -60,10 +60,7 @@ def scaled(job: Job, devices: int) -> Scaled:
         If there are too few for the numbers of replicas that it names.
     """
     placed = Placed.of(job, devices)
-    run = _played(placed)
-    if placed.used == 1:
-        run = run._replace(bytes_moved=0.0)
-    return run.on(devices, placed.used, placed.replicas)
+    return _played(placed).on(devices, placed.used, placed.replicas)
 
 
 class _Played(NamedTuple):
@@ -326,7 +323,6 @@ def _memory_by_server(job: Job, devices: int) -> float:
     return FLOAT_BYTES * max(largest, server)
 
 
-ASYNCHRONOUS = "async"
 PLAYED_EPOCHS = 2_000  # of a layer; each is played, of every way and number of devices
 
 
@@ -345,7 +341,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         "streamed pipeline": Way("synchronized", "minibatch", (1,)),
         "data parallel": GREEDY,
         "hybrid": Way("synchronized", "minibatch"),
-        "asynchronous": Way(ASYNCHRONOUS),
+        "asynchronous": Way(ASYNC),
     }
 )
 
@@ -374,7 +370,7 @@ class Options(Cluster):
         SettingsError
             If they are wrong, or do not fit the way.
         """
-        is_async = way.schedule == ASYNCHRONOUS
+        is_async = way.schedule == ASYNC
         refused = {
             "handoff: got minibatch with schedule async, which trains layer by layer; expected"
             " epoch": way.handoff == "minibatch",
@@ -457,7 +453,7 @@ def curve(
         If an option is wrong, or does not fit the way.
     """
     job = options.job(way, costs)
-    play = scaled_by_server if way.schedule == ASYNCHRONOUS else scaled
+    play = scaled_by_server if way.schedule == ASYNC else scaled
     runs = tuple(play(job, count) for count in sorted(set(devices)))
     greedy = scaled(options.plain().job(GREEDY, costs), 1)  # on one device
     return Curve(name, greedy.seconds, runs)
