@@ -38,16 +38,17 @@ def groups_of_layers(
         Number of ranks, with rank 0.
     shares : RankShares
     """
-    alone = ranks_of_layers(widths, size)
+    # The weights of a layer stand for its cost; heavy layers are dealt first.
+    costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
+    alone = dict(enumerate(deal(list(costs.values()), range(1, size)), start=1))
     most = dict(enumerate(shares.most, start=1))
     # Layers that train one after another never need ranks at the same time: every layer may have
     # all ranks.
     if shares.one_at_a_time:
         found = {i: range(1, 1 + min(most.get(i, 1), size - 1)) for i in alone}
-        return {i: tuple(own) if len(own) > 1 else (alone[i],) for i, own in sorted(found.items())}
-    # The weights of a layer stand for its cost. Among layers of equal cost per rank the lowest one
-    # gets the next rank, since the others wait for it.
-    costs = {i: below * own for i, (below, own) in enumerate(pairwise(widths), start=1)}
+        return {i: tuple(own) if len(own) > 1 else alone[i] for i, own in found.items()}
+    # Among layers of equal cost per rank the lowest one gets the next rank, since the others wait
+    # for it.
     counts = dict.fromkeys(costs, 1)
     for _ in range(size - 1 - len(costs)):
         shareable = [i for i in costs if counts[i] < most.get(i, 1)]
@@ -55,24 +56,12 @@ def groups_of_layers(
             counts[max(shareable, key=lambda i: (costs[i] / counts[i], -i))] += 1
     # With fewer ranks than layers, or nothing to share, a rank holds whole layers.
     if max(counts.values()) == 1:
-        return {i: (rank,) for i, rank in sorted(alone.items())}
+        return alone
     groups, first = dict[int, tuple[int, ...]](), 1
     for i, count in counts.items():
         groups[i] = tuple(range(first, first + count))
         first += count
     return groups
-
-
-def ranks_of_layers(widths: Sequence[int], size: int) -> dict[int, int]:
-    """Return one rank for each layer; heavy layers are dealt first.
-
-    Parameters
-    ----------
-    widths, size
-        See :func:`groups_of_layers`.
-    """
-    places = deal([below * own for below, own in pairwise(widths)], range(1, size))
-    return {layer: rank for layer, (rank,) in enumerate(places, start=1)}
 
 
 def spread(workers: int, size: int) -> dict[int, tuple[int, ...]]:
