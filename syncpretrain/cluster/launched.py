@@ -7,7 +7,6 @@ command line asks before it knows whether a command needs ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import NamedTuple
 
 # Names of rank and size: MPICH and Intel MPI (Hydra), Open MPI, and srun with any PMIx.
@@ -26,11 +25,10 @@ class Place(NamedTuple):
     size: int
 
 
-def launched(environment: Mapping[str, str] | None = None) -> Place | None:
+def launched() -> Place | None:
     """Return the place of this process among the ranks of a job; None if it was started alone."""
-    found = os.environ if environment is None else environment
     for names in LAUNCHERS:
-        texts = [found.get(name, "") for name in names]
+        texts = [os.environ.get(name, "") for name in names]
         if all(text.isdigit() for text in texts):
             place = Place(*map(int, texts))
             return place if place.size > 1 else None

@@ -52,8 +52,9 @@ def transports(size):
         ({"PMIX_RANK": "1"}, None),
     ],
 )
-def test_the_place_in_a_job_follows_from_the_launchers_environment(environment, place):
-    assert launched(environment) == place
+def test_the_place_in_a_job_follows_from_the_launchers_environment(environment, place, monkeypatch):
+    monkeypatch.setattr("syncpretrain.cluster.launched.os.environ", environment)
+    assert launched() == place
 
 
 def test_large_arrays_are_not_copied_into_the_envelope():
