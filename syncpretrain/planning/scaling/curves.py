@@ -140,8 +140,7 @@ def _streamed(placed: Placed) -> _Played:
     steps = -(-job.examples // job.settings.batch_size)
     own = job.settings.stream.plans(steps)
     ends = [max(plan.end for plan in own[i:]) for i in range(len(own))]
-    stages: list[tuple[StreamPlan, StreamCost]] = []
-    layer_of: list[int | None] = []  # of each stage; None for a link
+    stages: list[tuple[StreamPlan, StreamCost, int | None]] = []  # the layer is None for a link
     moved = 0.0
     for i, (work, group) in enumerate(zip(job.works, groups, strict=True)):
         if i and placed.used > 1:
@@ -149,29 +148,27 @@ def _streamed(placed: Placed) -> _Played:
             passing = replace(own[i], steps=own[i].at(ends[i]))
             moved += size * passing.steps
             if not job.network.is_free:
-                stages.append((passing, StreamCost({1: seconds}, seconds)))
-                layer_of.append(None)
+                stages.append((passing, StreamCost({1: seconds}, seconds), None))
         validated = min(job.held_out, PROBE_ROWS) / job.settings.batch_size
         end = work.end + validated * group.forward
         crowd = _crowding(placed, work.crowding, group.devices)
         again = job.settings.passes_up_again(i + 1) and i + 1 < len(groups)
         step = group.step + (group.forward if again else 0.0)
         cost = StreamCost({1: step}, group.forward, end, crowd, work.handover)
-        stages.append((own[i], cost))
-        layer_of.append(i)
+        stages.append((own[i], cost, i))
         moved += group.bytes_moved * own[i].steps
     run = play_stream(
-        [plan for plan, _ in stages],
-        [cost for _, cost in stages],
+        [plan for plan, _, _ in stages],
+        [cost for _, cost, _ in stages],
         steps=steps,
         ring=RING_MINIBATCHES,
         block=BLOCK_MINIBATCHES,
         workers=placed.places,
         replicas=[1] * len(stages),
-        links={n + 1 for n, i in enumerate(layer_of) if i is None},
+        links={n + 1 for n, (_, _, layer) in enumerate(stages) if layer is None},
     )
     computing = 0.0
-    for busy, layer in zip(run.busy, layer_of, strict=True):
+    for busy, (_, _, layer) in zip(run.busy, stages, strict=True):
         if layer is not None:
             group, plan = groups[layer], own[layer]
             forwarded = ends[layer] - plan.end
@@ -398,8 +395,7 @@ class Options(Cluster):
         if not isinstance(replicas, str) and len(replicas) == 1:
             replicas *= len(settings.layers) - 1
         cluster = {own.name: getattr(self, own.name) for own in fields(Cluster)}
-        works = works_of(settings, costs)
-        return Job(settings=settings, works=works, replicas=replicas, **cluster)
+        return Job(settings=settings, works=works_of(settings, costs), replicas=replicas, **cluster)
 
 
 class Curve(NamedTuple):
