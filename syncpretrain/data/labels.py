@@ -125,8 +125,7 @@ def labelled(
         columns = known or Columns((), False, aim)
         found: NDArray[Any] = _labels_in(texts, aim, name)
         return Rows(X, found, _label_notices(found, texts, f"{name}: labels"), columns)
-    is_regression = task == "regression"
-    found = single_numbers(labels, name) if is_regression else _whole_labels(labels, name)
+    found = single_numbers(labels, name) if task == "regression" else _whole_labels(labels, name)
     return Rows(X, found, _label_notices(found, labels, f"{name}: labels"), known)
 
 
@@ -325,9 +324,9 @@ def as_classes(y: Any, name: str) -> NDArray[Any]:
         return array
     if array.dtype.kind in "uf":
         check_size(array, name)
-    if array.dtype.kind == "f" and not np.mod(array[np.isfinite(array)], 1).any():
+    if array.dtype.kind == "f" and not np.isinf(array).any():
         missing = np.isnan(array)
-        if not np.isinf(array).any():
+        if not np.mod(array[~missing], 1).any():
             array = np.where(missing, UNLABELLED, array).astype(np.int64)
     if array.dtype.kind not in "biu":
         raise DataError(
