@@ -151,8 +151,7 @@ def read_npz(path: Path) -> Rows:
             shapes = {key: _member_shape(archive, i, path) for key, i in members.items()}
             X = _read_member(archive, members[_examples_key(shapes, path)], path)
             labels, X_test, test_labels = map(read, (LABEL_NAMES, TEST_NAMES, TEST_LABEL_NAMES))
-            test = None if X_test is None else Rows(X_test, test_labels)
-            return Rows(X, labels, test=test)
+            return Rows(X, labels, test=None if X_test is None else Rows(X_test, test_labels))
     except DataError:
         raise
     except Exception as error:  # the unpackers raise a dozen kinds over damaged archives
@@ -235,8 +234,7 @@ def _examples_key(shapes: dict[str, tuple[int, ...] | None], path: Path) -> str:
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NDArray[Any]:
     check_memory(path, member.file_size)
     with archive.open(member) as file:
-        array: NDArray[Any] = npy_format.read_array(file, allow_pickle=False)
-    return np.asarray(array)
+        return np.asarray(npy_format.read_array(file, allow_pickle=False))
 
 
 def npy_claim(file: IO[bytes], size: int, name: str, *, kinds: str = "biuf") -> tuple[int, ...]:

@@ -353,8 +353,7 @@ def stratified_split(
 
 def _proportional(sizes: Places, held_out: int, draws: np.random.Generator) -> Places:
     """Return shares by the largest remainder; ties are broken by chance, for no label to win."""
-    total = int(sizes.sum())
-    shares, remainders = np.divmod(sizes * held_out, total)
+    shares, remainders = np.divmod(sizes * held_out, int(sizes.sum()))
     order = np.lexsort((draws.permutation(len(sizes)), -remainders))
     shares[order[: held_out - int(shares.sum())]] += 1
     return shares

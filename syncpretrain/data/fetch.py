@@ -73,8 +73,7 @@ def _cache_folder() -> Path:
     try:
         import pooch
     except ImportError:
-        root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(root) / "syncpretrain"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "syncpretrain"
     return Path(pooch.os_cache("syncpretrain"))
 
 

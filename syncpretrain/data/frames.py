@@ -178,8 +178,7 @@ class _Columns:
     def add(self, name: str, array: NDArray[Any], *, is_category: bool) -> None:
         """Add a column; a column of another type becomes NaN, and its type is noted."""
         if is_category:
-            texts = texts_of(map(_text, array.tolist()))
-            self.values.append(replace(texts, are_categories=True))
+            self.values.append(replace(texts_of(map(_text, array.tolist())), are_categories=True))
         elif array.dtype.kind in "biuf" and array.ndim == 1:
             self.values.append(array)
         elif array.dtype.kind in "OUT" and array.ndim == 1:

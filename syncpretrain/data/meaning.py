@@ -269,8 +269,7 @@ def _origin_and_losses(X: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np
         low, high = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)
         count = np.maximum(known.sum(axis=0), 1)
         mean = np.where(known, rows, 0).sum(axis=0, dtype=np.float64) / count
-        away = np.where(known, rows - mean, 0)
-        deviation = np.sqrt(np.square(away).sum(axis=0) / count)
+        deviation = np.sqrt(np.square(np.where(known, rows - mean, 0)).sum(axis=0) / count)
         largest = np.fmax(np.abs(low), np.abs(high))
         varies = high - low > ROUNDING * largest
         loses = varies & (_spacing(np.abs(mean)) > LARGEST_LOSS * deviation)

@@ -94,16 +94,14 @@ class PassOrder:
         """Return the blocks of a group as runs of rows; none for a group beyond the last."""
         if group >= len(self._groups):
             return []
-        most = self._examples
         starts = (int(n) * self._block for n in self._groups[group])
-        return [slice(start, min(start + self._block, most)) for start in starts]
+        return [slice(start, min(start + self._block, self._examples)) for start in starts]
 
     def _group_at(self, position: int) -> int:
         return int(np.searchsorted(self._starts, position, side="right")) - 1
 
     def _draw(self, group: int) -> NDArray[np.intp]:
-        step = self._first_step + group
-        draws = generator(self._seed, Purpose.ORDER, step=step, **self._address)
+        draws = generator(self._seed, Purpose.ORDER, step=self._first_step + group, **self._address)
         if not self._first_step:
             return draws.permutation(self._examples)
         rows = [np.arange(run.start, run.stop) for run in self.blocks(group)]

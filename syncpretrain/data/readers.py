@@ -207,8 +207,7 @@ def rows_of_table(table: Table, wanted: Wanted) -> Rows:
         columns = columns_of(rest, encode=wanted.encode, target=target, dropped=dropped)
         X = columns.encode(rest)
     else:
-        exact = wanted.meaning is not None and bool(wanted.meaning.origin)
-        X = known.encode(rest, exact=exact)
+        X = known.encode(rest, exact=wanted.meaning is not None and bool(wanted.meaning.origin))
         target = target or known.target
         columns = Columns(known.features, known.named, target, known.dropped)
     without = by_place and len(table.names) == len(columns.features)
@@ -316,8 +315,7 @@ def map_npy(path: Path) -> NDArray[Any]:
     """
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            shape = array_formats.npy_claim(file, size, str(path))
+            shape = array_formats.npy_claim(file, os.fstat(file.fileno()).st_size, str(path))
         if 0 in shape:
             return np.empty(shape, dtype=np.float32)  # nothing to map
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]

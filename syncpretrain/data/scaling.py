@@ -43,8 +43,7 @@ class Scaling:
         count, mean, squares = 0, np.zeros(X.shape[1]), np.zeros(X.shape[1])
         low, high = np.full((2, X.shape[1]), [[np.inf], [-np.inf]], dtype=np.float32)
         for block in blocks_of(X):
-            own = block.mean(axis=0, dtype=np.float64)
-            away = own - mean
+            away = block.mean(axis=0, dtype=np.float64) - mean
             share = len(block) / (count + len(block))
             squares += block.var(axis=0, dtype=np.float64) * len(block)
             squares += away * away * (count * share)  # Chan et al. 1983

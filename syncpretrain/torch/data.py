@@ -51,10 +51,9 @@ def given_rows(
         expected = "one or more; drop_last leaves out a smaller one than batch_size"
         raise DataError(f"X: got an iterable without a minibatch, expected {expected}")
     size = batch_size or getattr(X, "batch_size", None) or len(first)
-    # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
-    minibatches = Minibatches(source, n_examples=_rows_of(X))
     how: dict[str, Any] = {"bounded": False, "batch_size": size, "trained": passes}
-    train = _RowPasses(minibatches, source.layout.width, **how)
+    # A pass has as many rows as it says; an iterable that says nothing is read once to count them.
+    train = _RowPasses(Minibatches(source, n_examples=_rows_of(X)), source.layout.width, **how)
     return Given(train, source.layout, first[:size], size)
 
 
