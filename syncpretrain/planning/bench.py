@@ -108,9 +108,8 @@ def bench(
     plan = plan_for(task, measure_seconds=measure_seconds)
     if handoff is not None:
         plan = limited(plan, handoff)
-    threads = plan.timings.blas_threads
     if plan.timings.unit == CORE:
-        peak = {count: core_peaks(count, SIDE) for count in sorted({1, threads})}
+        peak = {count: core_peaks(count, SIDE) for count in sorted({1, plan.timings.blas_threads})}
     else:
         peak = {1: {"blas": device_peak(backend_for(task.settings.backend))}}
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in plan.candidates}

@@ -205,18 +205,16 @@ def simulated(task: Task, settings: PretrainSettings, timings: Timings) -> Simul
     if settings.handoff == "minibatch":
         return _simulated_stream(task, settings, timings)
     costs = [_cost(task, settings, i, layer) for i, layer in enumerate(timings.layers)]
-    slots = min(workers, len(costs))
     # As if every version woke its reader: by how much versions will differ is not known.
     waking = replace(settings, refresh_when=(ALWAYS,) * len(costs))
-    schedule = build_schedule(waking, slots=slots)
+    schedule = build_schedule(waking, slots=min(workers, len(costs)))
     return simulate(schedule, costs, workers=workers, replicas=threads_of_layers(settings))
 
 
 def _cost(task: Task, settings: PretrainSettings, i: int, layer: LayerTimings) -> EpochCost:
     """Return what an epoch of a layer takes under the settings of a candidate."""
     step, transform, validation = {1: layer.step}, dict(layer.transform), layer.validation
-    kind = SCHEDULES[settings.schedule]
-    on_blas = kind.one_at_a_time and (settings.blas_threads or 1) > 1
+    on_blas = SCHEDULES[settings.schedule].one_at_a_time and (settings.blas_threads or 1) > 1
     if settings.replicas[i] > 1:
         step = dict(layer.sharded[settings.split_of(i + 1), settings.replicas[i]])
     elif own := layer.sharded.get((PIECES, threads_of(settings, i + 1))):

@@ -84,8 +84,7 @@ class Plan:
     def command(self) -> str:
         """The choice as a command line, for a stack that :func:`plan` was given."""
         task = self.task.settings
-        layers = task.architecture or task.layers
-        stack: dict[str, Any] = {"layers": layers, "epochs": task.epochs}
+        stack: dict[str, Any] = {"layers": task.architecture or task.layers, "epochs": task.epochs}
         usual = {"batch_size": 100, "model": "rbm", "precision": "float32", "products": "auto"}
         given = {name: getattr(task, name) for name in usual}
         stack |= {name: value for name, value in given.items() if value != usual[name]}
@@ -180,8 +179,7 @@ def plan(
         For a wrong setting.
     """
     check_workers(workers)
-    wanted = settings_from(layers, **settings).pretrain
-    task = Task(wanted, examples, held_out)
+    task = Task(settings_from(layers, **settings).pretrain, examples, held_out)
     return plan_for(task, workers=workers, measure_seconds=measure_seconds)
 
 
@@ -227,8 +225,7 @@ def plan_for(
         found = timings_of(task, workers=workers, seconds=measure_seconds)
         if found.unit != CORE:
             return found
-        passed = exchanges(task.settings)
-        return replace(found, handover=handover_seconds(), exchanges=passed)
+        return replace(found, exchanges=exchanges(task.settings), handover=handover_seconds())
 
     timings = timings or remembered(place, measured)
     found = candidates(task, timings)

@@ -147,10 +147,9 @@ class _Bench:
         A round of all probes takes about ``seconds``.
         """
         draw = np.random.default_rng(0).random
-        batch = self.settings.batch_size
         learners = build.build_learners(self.settings)
         for learner, width in zip(learners, self.settings.layers[:-1], strict=True):
-            rows = _rows(batch, width, examples)
+            rows = _rows(self.settings.batch_size, width, examples)
             self._steps.append(probes.Steps(learner, draw((rows, width), dtype=np.float32)))
         kinds = [self._kind(i) for i in range(len(self._steps))]
         count = probes.PROBES + probes.PROBES_OF_SIZE * len(sizes(self.workers))

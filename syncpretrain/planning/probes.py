@@ -448,8 +448,7 @@ class LayerProbes:
     def _on_blas(self, name: str, alone: float, threads: int, scale: float) -> float | None:
         if name not in self.blas or not self.blas[name].is_measured:
             return None
-        both = {1: alone, threads: scale * self.blas[name].seconds}
-        return no_faster_than_linear(both)[threads]
+        return no_faster_than_linear({1: alone, threads: scale * self.blas[name].seconds})[threads]
 
     def _part(self, rows: int, own: float) -> float:
         """Return a step on fewer rows than a minibatch has."""

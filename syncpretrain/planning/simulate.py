@@ -163,8 +163,7 @@ def simulate(
     clock, busy = 0.0, [0.0] * len(costs)
     execute(schedule.begin())
     while running:
-        assigned = schedule.workers_per_layer(workers, replicas)
-        seconds = _advance(running, assigned, workers)
+        seconds = _advance(running, schedule.workers_per_layer(workers, replicas), workers)
         clock += seconds
         for layer in running:
             busy[layer - 1] += seconds
@@ -244,8 +243,7 @@ def play_stream(
         Numbers of layers, counted from 1, that stand for a network's link between the layers beside
         them: they pass minibatches on and take no worker.
     """
-    longest = max(plan.end for plan in plans)
-    fewer = max(1, longest // MOST_MINIBATCHES)
+    fewer = max(1, max(plan.end for plan in plans) // MOST_MINIBATCHES)
     short = [StreamPlan(p.skipped // fewer, max(1, p.steps // fewer)) for p in plans]
     run = _Run(short, costs, steps, fewer, workers, replicas)
     schedule = StreamSchedule(short, ring=ring, block=block)
@@ -316,8 +314,7 @@ class _Run:
     def _speed(self, block: Block, helping: int) -> tuple[float, int]:
         """Return how many times faster than alone a block is, and how many helpers it has."""
         i = block.layer - 1
-        is_trained = block.first <= self.plans[i].end
-        if self.replicas[i] == 1 or not is_trained:
+        if self.replicas[i] == 1 or block.first > self.plans[i].end:
             return 1.0, 0
         own = min(self.replicas[i], 1 + helping)
         train = self.costs[i].train

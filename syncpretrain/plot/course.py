@@ -216,8 +216,7 @@ def draw_space_time(
 
     The axis spans at least ``seconds``, so that runs can be compared.
     """
-    depth = max(len(timeline.layers) - 1, 0)
-    layers = range(1, depth + 1) if timeline.spans else ()
+    layers = range(1, len(timeline.layers)) if timeline.spans else ()
     rows = [*layers, *([0] if timeline.tuning else [])]
     end = max(span.end for span in (*timeline.spans, *timeline.tuning))
     begin = first_second(timeline)
@@ -229,8 +228,7 @@ def draw_space_time(
         if layer and timeline.seconds:  # the row of its sleep, on which its epochs lie
             sleep = {"left": timeline.began, "height": HEIGHT, "color": ASLEEP, "linewidth": 0}
             axes.barh(place, timeline.seconds, **sleep)
-        spans = timeline.of_layer(layer)
-        for group in _grouped(spans, most):
+        for group in _grouped(timeline.of_layer(layer), most):
             name = f"{prefix}bar{len(titles)}"
             titles[name] = _title(timeline, group)
             _draw_bar(axes, group, place, name)

@@ -142,8 +142,7 @@ def filters(
     '8 of 8 filters of layer 1'
     """
     images = image_shape_of(stack, shape)
-    is_convolution = isinstance(stack.layers[0].shape, ConvolutionShape)
-    if images is None and layer == 1 and not is_convolution:
+    if images is None and layer == 1 and not isinstance(stack.layers[0].shape, ConvolutionShape):
         axes = canvas.new_axes(axes)
         draw_bars(axes, value_names(stack), weight_norms(stack), label="norm of the weights")
         return axes
@@ -243,10 +242,9 @@ def draw_grid(axes: Any, grid: NDArray[np.float32], *, title: str) -> None:
 def draw_bars(axes: Any, names: Sequence[str], values: NDArray[Any], *, label: str) -> None:
     """Draw a bar for each value, the greatest on top, and no more than are readable."""
     order = np.argsort(-values, kind="stable")[:MOST_BARS_SHOWN]
-    shown = [_short(names[i]) for i in order]
     places = np.arange(len(order))
     axes.barh(places, values[order], color="#0072b2", height=0.75)
-    axes.set_yticks(places, shown, **canvas.AS_WRITTEN)
+    axes.set_yticks(places, [_short(names[i]) for i in order], **canvas.AS_WRITTEN)
     axes.set(ylim=(len(order) - 0.4, -0.6), xlabel=label)
     axes.grid(visible=True, axis="x", alpha=0.4)
     if len(order) < len(values):
@@ -387,8 +385,7 @@ def save_png(grid: NDArray[np.float32], path: Path, *, enlarge: int = ENLARGE) -
 
 def png_bytes(grid: NDArray[np.float32], *, enlarge: int = ENLARGE) -> bytes:
     """Return a grid as the bytes of a PNG; see :func:`save_png`."""
-    text = 'a PNG needs Pillow: pip install "syncpretrain[plot]"'
-    Image = needed("PIL.Image", DataError(text))
+    Image = needed("PIL.Image", DataError('a PNG needs Pillow: pip install "syncpretrain[plot]"'))
     pixels = np.round(np.nan_to_num(grid, nan=BACKGROUND).clip(0, 1) * 255).astype(np.uint8)
     image = Image.fromarray(pixels.repeat(enlarge, axis=0).repeat(enlarge, axis=1))
     buffer = io.BytesIO()

@@ -92,6 +92,4 @@ def _when(run: RunRecord) -> str:
     """Return when the last file of a run was written."""
     files = (path for path in run.folder.iterdir() if path.suffix != ".html")
     times = [path.lstat().st_mtime for path in files]  # a link itself: it may lead nowhere
-    if not times:
-        return ""
-    return f"last written {datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}"
+    return f"last written {datetime.fromtimestamp(max(times)):%Y-%m-%d %H:%M}" if times else ""

@@ -148,8 +148,7 @@ def _diagram(timeline: Timeline, name: str, run: str, seconds: float) -> str:
             f' aria-label="{escape(what)}">'
             f'<div style="min-width: {course.PIXELS_PER_INCH * width:.0f}px">{svg}</div></div>'
         )
-    controls = "".join(buttons)
-    return f'<div class="zoomed"><span>Zoom</span>{controls}{"".join(drawings)}</div>'
+    return f'<div class="zoomed"><span>Zoom</span>{"".join(buttons)}{"".join(drawings)}</div>'
 
 
 def _sentences(timeline: Timeline) -> list[str]:
@@ -204,9 +203,8 @@ def _epoch_table(timeline: Timeline, name: str) -> str:
     for span in (*timeline.spans, *timeline.tuning)[:MOST_ROWS_SHOWN]:
         layer = f"layer {span.layer}" if span.layer else course.TUNING_NAME
         read = span.reads if span.layer > 1 and not timeline.is_streamed else "-"
-        times = (f"{span.start:.3f}", f"{span.end:.3f}")
         errors = (digits(span.train_error), digits(span.validation_error))
-        rows.append((layer, span.epoch, read, *times, *errors))
+        rows.append((layer, span.epoch, read, f"{span.start:.3f}", f"{span.end:.3f}", *errors))
     left_out = len(timeline.spans) + len(timeline.tuning) - len(rows)
     more = f"; {left_out} more are in events.jsonl" if left_out else ""
     head = ("", "epoch", "on version", "from, s", "to, s", "error", "validation")

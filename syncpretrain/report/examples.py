@@ -102,8 +102,7 @@ def example_sections(stack: Stack, images: ImageShape | None, shown: Shown | str
     if has_couplings(stack.layers[0]):
         parts.append(("couplings", "Couplings of positions", partial(_couplings, stack)))
     parts.append(("samples", "Samples", partial(_samples, stack, images, shown)))
-    filters = partial(_filters, stack, images)
-    parts.insert(0, ("filters", "What the lowest layer reads", filters))
+    parts.insert(0, ("filters", "What the lowest layer reads", partial(_filters, stack, images)))
     parts.insert(0, ("reconstructions", "Reconstructions", above))
     return [Section(name, title, drawn(body)) for name, title, body in parts]
 
@@ -112,9 +111,8 @@ def _reconstructions(stack: Stack, images: ImageShape | None, shown: Shown) -> s
     plots.check_decoder(stack)
     if images is not None:
         return _grid([stack], images, shown, "each above its reconstruction")
-    shares = plots.error_shares(stack, shown.rows)
     text = f"{_on_shares(shown)}: 0 is perfect, and 100 says nothing. The worst are on top."
-    return _bars(stack, shares, plots.SHARE_LABEL, "shares", text)
+    return _bars(stack, plots.error_shares(stack, shown.rows), plots.SHARE_LABEL, "shares", text)
 
 
 def _on_shares(shown: Shown) -> str:
@@ -199,8 +197,7 @@ def _codes(stack: Stack, shown: Shown) -> str:
     draw = partial(plots.draw_codes, found=found, labels=shown.labels)
     text = f"The codes of {len(found):,} examples of {shown.name}, by principal components"
     text += "" if shown.labels is None else ", coloured by label"
-    svg = draw_svg(draw, name="codes-map", label=text, size=(5.0, 4.3))
-    return figure(svg, text)
+    return figure(draw_svg(draw, name="codes-map", label=text, size=(5.0, 4.3)), text)
 
 
 def _samples(stack: Stack, images: ImageShape | None, shown: Shown | str) -> str:
@@ -210,9 +207,8 @@ def _samples(stack: Stack, images: ImageShape | None, shown: Shown | str) -> str
 def _sampled(stack: Stack, images: ImageShape | None) -> str:
     if images is not None:
         made = plots.shades(stack, stack.sample(SAMPLES, steps=SAMPLE_STEPS))
-        grid = plots.image_grid(made, shape=images)
         text = f"{SAMPLES} samples of the top RBM, after {SAMPLE_STEPS} steps from noise"
-        return figure(image(grid, text), text)
+        return figure(image(plots.image_grid(made, shape=images), text), text)
     columns = columns_in(stack.info)
     if columns is None or not columns.features:
         return paragraph("Not drawn: the examples are no images, and their values have no names.")

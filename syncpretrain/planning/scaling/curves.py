@@ -82,8 +82,7 @@ class _Played(NamedTuple):
 
 @lru_cache(maxsize=64)  # devices that have no work change nothing
 def _played(placed: Placed) -> _Played:
-    is_streamed = placed.job.settings.handoff == "minibatch"
-    return _streamed(placed) if is_streamed else _by_versions(placed)
+    return _streamed(placed) if placed.job.settings.handoff == "minibatch" else _by_versions(placed)
 
 
 class _Handed(NamedTuple):
@@ -120,9 +119,8 @@ def _by_versions(placed: Placed) -> _Played:
     handed = [_Handed(0.0, 0.0, 0.0), *(_handed(placed, i) for i in range(1, len(groups)))]
     costs = []
     for work, group, version in zip(job.works, groups, handed, strict=True):
-        train = {1: job.steps * group.step}
         crowd = _crowding(placed, work.crowding, group.devices)
-        costs.append(EpochCost(train, {1: version.seconds}, work.end, crowd))
+        costs.append(EpochCost({1: job.steps * group.step}, {1: version.seconds}, work.end, crowd))
     schedule = build_schedule(job.settings, slots=placed.places)
     run = simulate(schedule, costs, workers=placed.places, replicas=[1] * len(groups))
     computing = moved = 0.0

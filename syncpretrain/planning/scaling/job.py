@@ -187,8 +187,7 @@ class Job(Cluster):
     def most(self, layer: int) -> int:
         """Return the number of devices that a layer, counted from 0, can use."""
         work = self.works[layer]
-        by_units = self.split == "units"
-        return min(work.visible, work.hidden) if by_units else self.settings.batch_size
+        return min(work.visible, work.hidden) if self.split == "units" else self.settings.batch_size
 
     def load(self, layer: int, devices: int) -> float:
         """Return the seconds of a layer's own epochs on a number of devices."""
