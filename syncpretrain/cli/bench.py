@@ -104,12 +104,10 @@ def command(
     dataset = _loaded(data, settings)
     rows = _rows(dataset, width, examples)
     task = Task(settings, len(rows.train), len(rows.validation))
-    tell = partial(click.echo, err=True)
-    found = bench(task, rows, rounds=rounds, handoff=handoff, report=tell)
+    found = bench(task, rows, rounds=rounds, handoff=handoff, report=partial(click.echo, err=True))
     reached = None
     if dataset is not None and target is not None:
-        whole = _rows(dataset, width, len(dataset.train))
-        reached = seconds_to(target, found.plan, whole)
+        reached = seconds_to(target, found.plan, _rows(dataset, width, len(dataset.train)))
     if as_json:
         click.echo(json.dumps(_report(found, rounds, target, reached)))
     else:

@@ -174,9 +174,8 @@ def _outcomes(
 
     def begin() -> None:
         made.append(make_folder(out, settings.pretrain.layers))
-        with suppress(OSError):  # a log on a full disk
-            for notice in notices:
-                click.echo(notice, err=True)
+        for notice in notices:
+            _tell(notice)
 
     def record(outcome: Outcome) -> None:
         outcomes.append(outcome)

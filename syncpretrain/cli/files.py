@@ -171,8 +171,7 @@ def score(
     check_names_data(run)
     examples = examples_of(run, data, part, stack=stack)
     trained_on, stack = dataset_of(run, None, stack=stack).train, stack.for_prepared_rows()
-    usual = scores(stack, trained_on, by=by)
-    threshold = float(np.quantile(usual, quantile))
+    threshold = float(np.quantile(scores(stack, trained_on, by=by), quantile))
     if per_feature:
         parts = feature_scores(stack, examples.rows)
         found = parts.sum(axis=1)

@@ -241,8 +241,7 @@ def _progress(named: NamedData, *, quiet: bool) -> Iterator[Callable[[RemoteFile
 
     def report(file: RemoteFile, done: int) -> None:
         if file.name not in tasks:
-            name = f"{named.name}: {file.name}"
-            tasks[file.name] = bars.add_task(name, total=file.bytes)
+            tasks[file.name] = bars.add_task(f"{named.name}: {file.name}", total=file.bytes)
         bars.update(tasks[file.name], completed=done)
 
     with bars:

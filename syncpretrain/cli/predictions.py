@@ -147,10 +147,9 @@ def _train_command(
     from syncpretrain.planning.choice import option_text
 
     pretrain = found.task.settings
-    is_async = pretrain.schedule == ASYNC
     more = {} if tuned is None else tuned.settings
     given = {name: value for name, value in source.items() if value is not None} | own
-    if is_async and found.asynchronous is not None:
+    if pretrain.schedule == ASYNC and found.asynchronous is not None:
         return f"syncpretrain train {option_text(given | found.asynchronous.settings | more)}"
     if given == own:
         more = {name: own[name] for name in own if name.startswith(FINETUNE[:-1])} | more

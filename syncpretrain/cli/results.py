@@ -174,13 +174,11 @@ def filters(run: Path, layer: int, count: int, shape: str | None, out: Path | No
     stack = load(run)
     shared.check_target(target, run, ending=".png")
     lowest = stack.layers[0].shape
-    pixels = layer == 1 and isinstance(lowest, DenseShape)
-    images = image_shape(lowest, shape) if pixels else None
+    images = image_shape(lowest, shape) if layer == 1 and isinstance(lowest, DenseShape) else None
     drawn, form = filter_images(stack, layer, images)
     grid = image_grid(*(rows[:count] for rows in drawn), shape=form)
     save_png(grid, target, enlarge=max(ENLARGE, PIXELS // form.height))
-    shown = min(count, len(drawn[0]))
-    click.echo(f"{target}: {shown} of {len(drawn[0])} units of layer {layer}")
+    click.echo(f"{target}: {min(count, len(drawn[0]))} of {len(drawn[0])} units of layer {layer}")
 
 
 @click.command("reconstruct")
@@ -226,8 +224,7 @@ def reconstruct(
     X, stack = examples.rows, stack.for_prepared_rows()
     rows = np.random.default_rng(seed).choice(len(X), size=min(count, len(X)), replace=False)
     drawn = (shades(stack, part) for part in (X[rows], stack.reconstruct(X[rows])))
-    grid = image_grid(*drawn, shape=images)
-    save_png(grid, target)
+    save_png(image_grid(*drawn, shape=images), target)
     click.echo(f"{target}: {len(rows)} examples of {examples.name} above their reconstructions")
 
 

@@ -67,8 +67,7 @@ def examples_of(run: Path, data: str | None, part: str | None, *, stack: Stack) 
         else:
             _print_notices(rows.notices)
             if own is not None:
-                divided_again = divided(name, rows, validation=own.data.validation)
-                _warn_of_other_data(run, stack, divided_again)
+                _warn_of_other_data(run, stack, divided(name, rows, validation=own.data.validation))
         return Examples(scale_examples(rows.X), name)
     part = part or "test"
     found: NDArray[np.float32] = getattr(dataset_of(run, data, stack=stack), part)

@@ -204,8 +204,7 @@ def _with_schedule(run: _NewRun) -> tuple[_NewRun, list[str]]:
 
     settings, data, by_data = completed(run.settings, run.given, run.data)
     asked, (settings, plan) = settings.pretrain, planned(settings, data)
-    is_array = settings.data.name.lower().endswith(".npy")
-    if is_array and settings.pretrain.handoff != asked.handoff:
+    if settings.data.name.lower().endswith(".npy") and settings.pretrain.handoff != asked.handoff:
         data = load_data(settings)  # a streamed run leaves them in their file
     reason = f"schedule auto: {plan.choice.name}, {plan.reason} ({option_text(plan.settings)})"
     if plan.timings.kept:
@@ -388,8 +387,7 @@ def _settings_and_data(
     untuned = replaced(settings, finetune=replaced(settings.finetune, objective="none", loss=None))
     data = load_data(untuned, columns=columns_in(stack.info), meaning=stack.meaning)
     objective = wanted or _objective(data)
-    old = before.finetune
-    kept = {} if old.objective == objective else {"loss": options.get("finetune_loss")}
+    kept = {} if before.finetune.objective == objective else {"loss": options.get("finetune_loss")}
     tuning = replaced(settings.finetune, objective=objective, **kept)
     if options["finetune_runtime"] is None:  # this run need not have the ranks of the earlier one
         tuning = off_ranks(tuning)

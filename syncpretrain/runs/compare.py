@@ -103,7 +103,7 @@ def compare(
         for seed in seeds
     }
     for start, pretrain in pretrains[: len(starts)]:
-        if start != "random":
+        if start != RANDOM:
             _driver_for(pretrain, data)  # refuses settings that it cannot train
     begin()
     outcomes = []
@@ -186,8 +186,7 @@ def random_stack(settings: PretrainSettings, data: Dataset, *, seed: int) -> Sta
 
     See :func:`syncpretrain.learners.first_layers.untrained_stack`.
     """
-    bounded = kind_of(settings.visible_units).is_unit_interval
-    scaling = None if bounded else Scaling.of(data.train)
+    scaling = None if kind_of(settings.visible_units).is_unit_interval else Scaling.of(data.train)
     units = settings.hidden_units, settings.visible_units
     return untrained_stack(settings.shapes, *units, seed=seed, scaling=scaling)
 
@@ -238,9 +237,8 @@ def _tuning(settings: Settings, data: Dataset, seed: int, count: int | None) -> 
         chosen = data if count is None else data.with_labels(count, seed=seed)
         y = chosen.targets("train")
         assert y is not None
-        labelled = int(is_labelled(y).sum())
         if options["unlabelled"] == "none":  # else minibatches are mostly of rows without a label
-            options |= _budget(labelled, options["batch_size"], options["epochs"])
+            options |= _budget(int(is_labelled(y).sum()), options["batch_size"], options["epochs"])
     options |= {"seed": seed, "blas_threads": pretrain.blas_threads, "backend": pretrain.backend}
     form = Form(pretrain.shapes, (pretrain.visible_units, *pretrain.hidden_units))
     part = Part(data.train, y, "training labels" if count is None else "labels")
@@ -277,8 +275,7 @@ def _baseline(name: str, data: Dataset, seed: int, count: int | None) -> Outcome
 def _passes(stack: Stack, epochs: Sequence[int]) -> float:
     """Return the work of pretraining, in epochs of the whole stack."""
     products = [layer.shape.products for layer in stack.layers]
-    done = sum(n * size for n, size in zip(epochs, products, strict=False))
-    return done / sum(products)
+    return sum(n * size for n, size in zip(epochs, products, strict=False)) / sum(products)
 
 
 def _budget(labelled: int, batch_size: int, epochs: int) -> dict[str, int]:
@@ -318,9 +315,6 @@ def _check(
             data.with_labels(count)  # refuses more labels than there are
 
 
-Measured = tuple[dict[str, float | None], float]  # shares of wrong classes by part, and seconds
-
-
 BASELINES: dict[str, Callable[[int], Any]] = {  # classifiers of scikit-learn, by the seed
     "svc": lambda seed: import_module("sklearn.svm").SVC(),
     "extra-trees": lambda seed: import_module("sklearn.ensemble").ExtraTreesClassifier(
@@ -356,7 +350,7 @@ def check_baselines(names: tuple[str, ...], data: Dataset, objective: str) -> No
     needed("sklearn", SettingsError(text))
 
 
-def measured(name: str, data: Dataset, *, seed: int) -> Measured:
+def measured(name: str, data: Dataset, *, seed: int) -> tuple[dict[str, float | None], float]:
     """Return a baseline's shares of wrong classes on each part, and the seconds of its fit.
 
     ``data`` has -1, None or NaN for a training row without a label.

@@ -171,8 +171,7 @@ def with_absolute_path(settings: Settings) -> Settings:
         "test": own.test if share_of(own.test) else own.test and located(own.test),
         "unlabelled": own.unlabelled and located(own.unlabelled),
     }
-    data = msgspec.structs.replace(own, **files)
-    return msgspec.structs.replace(settings, data=data)
+    return msgspec.structs.replace(settings, data=msgspec.structs.replace(own, **files))
 
 
 def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
@@ -193,8 +192,7 @@ def check_finetuning(settings: Settings, data: Dataset) -> Finetuning | None:
     options = tuning_options(
         wanted, seed=pretrain.seed, blas_threads=pretrain.blas_threads, backend=pretrain.backend
     )
-    supervised = wanted.objective != "reconstruction"
-    if supervised and data.train_labels is None:
+    if wanted.objective != "reconstruction" and data.train_labels is None:
         raise SettingsError(
             f"finetune: got {wanted.objective}, but {data.name} has no labels; take"
             " reconstruction, name the target of a table (target), or take a file with labels"

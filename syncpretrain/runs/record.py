@@ -94,8 +94,7 @@ def read_figures(path: Path) -> tuple[Figures, dict[str, Any]]:
         If the file cannot be read, or has another form.
     """
     try:
-        content = path.read_bytes()
-        everything: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
+        everything: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         return msgspec.convert(everything, Figures), everything
     except OSError as error:
         raise DataError(f"{path}: cannot read it: {error.strerror}") from None

@@ -98,8 +98,7 @@ def _found_in(folder: Path) -> ShelvedRun | None:
     try:
         return read_run(folder) if _has_files_of_a_run(folder) else None
     except OSError as error:
-        reason = f"{folder}: {error.strerror}"
-        return ShelvedRun(**_place(folder), state="damaged", reason=reason)
+        return ShelvedRun(**_place(folder), state="damaged", reason=f"{folder}: {error.strerror}")
 
 
 def _place(folder: Path) -> dict[str, Any]:
@@ -224,8 +223,7 @@ def _errors(figures: Figures) -> dict[str, float | None]:
     if figures.accuracy is not None:
         own = {part: None if x is None else 1 - x for part, x in figures.accuracy.items()}
     elif figures.regression_error is not None:
-        apart = figures.regression_error.items()
-        own = {part: None if x is None else x.rmse for part, x in apart}
+        own = {part: None if x is None else x.rmse for part, x in figures.regression_error.items()}
     errors = {part: own.get(part) for part in ("validation", "test")}
     return errors | {"seconds": figures.seconds.get("total")}
 
