@@ -146,8 +146,7 @@ def _without_skipped(row: Row, plan: LayerPlan) -> Row:
     """Return a row without the refreshes on versions that the plan skips."""
     if not plan.skipped:
         return row
-    numbers = range(len(row.reads))
-    kept = [k for k in numbers if k < plan.epochs or row.reads[k] not in plan.skipped]
+    kept = [k for k in range(len(row.reads)) if k < plan.epochs or row.reads[k] not in plan.skipped]
     ticks = tuple(row.ticks[k] for k in kept) if row.ticks else ()
     return replace(row, reads=tuple(row.reads[k] for k in kept), ticks=ticks)
 

@@ -384,8 +384,7 @@ class Schedule:
         own = Past(self.reads, self.done, held, tuple(self._epochs))
         if not self._drifts.is_used:
             return own
-        skipped = tuple(map(tuple, self._skipped))
-        return replace(own, skipped=skipped, drifts=self._drifts.measured)
+        return replace(own, skipped=tuple(map(tuple, self._skipped)), drifts=self._drifts.measured)
 
     def begin(self) -> list[Command]:
         """Return the first commands."""

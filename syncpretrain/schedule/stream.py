@@ -227,9 +227,7 @@ class StreamSchedule:
 
     def _limit(self, i: int) -> int:
         """Return the last minibatch that a layer may process, by its input and the ring above."""
-        limit = self.ends[i]
-        if i:
-            limit = min(limit, self._positions[i - 1])
+        limit = min(self.ends[i], self._positions[i - 1]) if i else self.ends[i]
         if i + 1 < len(self._plans) and self._positions[i + 1] < self.ends[i + 1]:
             filled = self._positions[i + 1] + self._ring
             # Minibatches that the layer above will never read go into no ring, and need no room.

@@ -201,8 +201,7 @@ def in_words(facts: Facts, found: Mapping[str, Any]) -> str:
             span = f"values from {facts.low:g} to {facts.high:g}"
             words.append(f"visible units {value} ({span}, {how})")
         elif name != "learning_rate" or goes_with_data:
-            number = value[0] if isinstance(value, list) else value
-            words.append(WORDED[name].format(number))
+            words.append(WORDED[name].format(value[0] if isinstance(value, list) else value))
     return f"settings for {facts.rows:,} rows of {facts.columns:,} numbers: {', '.join(words)}"
 
 

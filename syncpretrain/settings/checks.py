@@ -182,8 +182,7 @@ def check_weights(settings: fields.PretrainFields) -> None:
     ------
     SettingsError
     """
-    layers = range(1, len(settings.layers))
-    shared = [n for n in layers if settings.shards_of(n) > 1]
+    shared = [n for n in range(1, len(settings.layers)) if settings.shards_of(n) > 1]
     by_units = [n for n in shared if settings.split_of(n) != "examples"]
     lone = [p and not n for p, n in zip(settings.persistent, settings.chains, strict=True)]
     chains, units = any(settings.persistent[:1]), kind_of(settings.visible_units)
@@ -242,8 +241,7 @@ def _check_early_stopping(settings: fields.PretrainFields) -> None:
         return
     is_rbm, by_error = settings.model == "rbm", metric == "validation-error"
     has_no_energy = not (is_rbm or by_error)
-    layers = range(1, len(settings.layers))
-    kinds = [kind_of(settings.visible_units_of(layer)) for layer in layers]
+    kinds = [kind_of(settings.visible_units_of(layer)) for layer in range(1, len(settings.layers))]
     binary = " or ".join(name for name, kind in KINDS.items() if kind.is_binary)
     other = "free-energy-gap" if settings.handoff == "epoch" else "none"
     refused = {
@@ -336,8 +334,7 @@ def check_async_pretraining(settings: fields.PretrainFields) -> None:
     SettingsError
         Naming the setting.
     """
-    has_momentum = any(text.strip("0.") for text in settings.momentum)
-    fields.check_async(settings, has_momentum=has_momentum)
+    fields.check_async(settings, has_momentum=any(text.strip("0.") for text in settings.momentum))
     _check_exchange(settings)
     if settings.schedule != ASYNC:
         return

@@ -599,9 +599,7 @@ class PretrainFields(AsyncFields, frozen=True, kw_only=True):
 
         Layer 1 has the units of the input; others have units that suit the hidden units below.
         """
-        if layer == 1:
-            return self.visible_units
-        return kind_of(self.hidden_units[layer - 2]).above
+        return self.visible_units if layer == 1 else kind_of(self.hidden_units[layer - 2]).above
 
     def passes_up_again(self, layer: int) -> bool:
         """Return whether a streamed layer, counted from 1, makes a forward pass after each step.
