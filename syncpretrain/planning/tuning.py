@@ -7,15 +7,15 @@ server; what follows for a number of replicas is in ``planning/asynchronous.py``
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from contextlib import closing
-from dataclasses import replace
 from itertools import cycle
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from syncpretrain.data.order import steps_per_epoch
 from syncpretrain.errors import RunInterrupted, SettingsError
@@ -134,7 +134,7 @@ def plan_tuning(
     options = tuning_options(finetune, seed=pretrain.seed, backend="numpy", patience=None)
     plain = {"schedule": "synchronous", "runtime": "threads", **ASYNC_DEFAULTS}
     is_async = options.schedule == ASYNC
-    shared = _with(options, replicas=None, **plain) if is_async else off_ranks(options)
+    shared = replace(options, replicas=None, **plain) if is_async else off_ranks(options)
     rows, reason = _timed_rows(pretrain, options, workers), ""
     if options.optimizer not in STEPPING:
         reason = f"steps by {options.optimizer} differ in length"
@@ -146,14 +146,14 @@ def plan_tuning(
     units = pretrain.hidden_units, pretrain.visible_units
     stack = untrained_stack(pretrain.shapes, *units, seed=pretrain.seed)
     train = _random_part(pretrain, options, examples)
-    tuning = Finetuning(Form.of(stack), _with(_limited(shared, workers), batch_size=rows), train)
+    tuning = Finetuning(Form.of(stack), replace(_limited(shared, workers), batch_size=rows), train)
     given = {name: getattr(options, name) for name in ASYNC_DEFAULTS}
     given |= {"schedule": ASYNC, "replicas": workers, "split": None, "shards": 0}
     given |= {"simulate_staleness": None, "runtime": "threads", "batch_size": rows}
-    replicas = Finetuning(Form.of(stack), _with(options, **given), train)
+    replicas = Finetuning(Form.of(stack), replace(options, **given), train)
     minibatch = minibatch_seconds(tuning, stack, seconds=seconds / 2)
     stage = async_stage(replicas, stack, workers=workers, steps=steps, seconds=seconds / 2)
-    whole = replace(stage, computing=stage.computing * B / rows)
+    whole = dataclasses.replace(stage, computing=stage.computing * B / rows)
     return TuningPlan(
         options,
         None if minibatch is None else steps * minibatch * B / rows,
@@ -235,7 +235,7 @@ def _limited(options: TuningOptions, workers: int) -> TuningOptions:
     """Return options that leave to the workers of this machine what they leave open."""
     if options.replicas is not None:
         return options
-    return _with(options, blas_threads=min(workers, options.blas_threads or workers))
+    return replace(options, blas_threads=min(workers, options.blas_threads or workers))
 
 
 def _random_part(pretrain: PretrainSettings, options: TuningOptions, examples: int) -> Part:
@@ -255,7 +255,3 @@ def _random_part(pretrain: PretrainSettings, options: TuningOptions, examples: i
     elif options.objective == "regression":
         targets = draws.random(rows)
     return Part(X, targets, "y")
-
-
-def _with(options: TuningOptions, **others: Any) -> TuningOptions:
-    return msgspec.structs.replace(options, **others)
