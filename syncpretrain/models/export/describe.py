@@ -72,8 +72,7 @@ def describe(stack: Model, part: str | None = None) -> Network:
     if part == "decoder":
         return Network(part, tuple(_decoder(stack)), codes, lowest.shape.visible, (), names)
     if part == "autoencoder":
-        both = (*up, *_decoder(stack))
-        return Network(part, both, rows, lowest.shape.visible, inputs, names)
+        return Network(part, (*up, *_decoder(stack)), rows, lowest.shape.visible, inputs, names)
     assert head is not None
     up.append(kinds.Dense(_plain(head.weight), _plain(head.bias)))
     if part == "classifier":

@@ -142,8 +142,7 @@ class _Graph:
     def probabilistic_pool(self, x: str, step: kinds.ProbabilisticPool) -> str:
         size, images = step.size, step.images
         blocks = self.reshape(x, -1, images.channels, images.height, size, images.width, size)
-        total = self.add("ReduceLogSumExp", blocks, axes=[3, 5], keepdims=0)
-        return self.add("Sigmoid", total)
+        return self.add("Sigmoid", self.add("ReduceLogSumExp", blocks, axes=[3, 5], keepdims=0))
 
     def spread(self, x: str, step: kinds.Spread) -> str:
         scales = self.constant("scales", np.array([1, 1, step.size, step.size], dtype=np.float32))

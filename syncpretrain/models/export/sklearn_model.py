@@ -54,8 +54,7 @@ def build(network: Network) -> Any:
             f" {network.part} are {' and '.join(sorted(hidden))}; take onnx, torch, keras or npz"
         )
     advice = "install syncpretrain[sklearn], or export to npz"
-    missing = not_installed("sklearn", "scikit-learn", advice)
-    networks = needed("sklearn.neural_network", missing)
+    networks = needed("sklearn.neural_network", not_installed("sklearn", "scikit-learn", advice))
     widths = tuple(len(layer.bias) for layer in layers[:-1])
     options: dict[str, Any] = {"hidden_layer_sizes": widths, "random_state": 0}
     options["activation"] = _mlp_function(next(iter(hidden), "linear"))

@@ -98,8 +98,7 @@ def contents(path: Path, network: Network) -> dict[Path, bytes]:
     modules = _modules(network)
     text = own + LOADER.format(modules=",\n        ".join(map(_call, modules)))
     metadata = {"format": "pt", "syncpretrain": network.about}
-    parameters = safetensors.numpy.save(_state(modules), metadata)
-    return {path: parameters, text_path: text.encode()}
+    return {path: safetensors.numpy.save(_state(modules), metadata), text_path: text.encode()}
 
 
 def _modules(network: Network) -> list[_Module]:
