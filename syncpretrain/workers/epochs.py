@@ -164,8 +164,7 @@ class LinkedEpochs(Closing):
         if isinstance(message, Finished):
             message = replace(message, event=shifted(message.event, link.offset))
         if isinstance(message, links.Raised):  # the worker could not be built
-            command = self._commands.get(layer, Train(layer, 1, 0, 0))
-            message = Failed(command, message.error)
+            message = Failed(self._commands.get(layer, Train(layer, 1, 0, 0)), message.error)
         self._busy.discard(layer)
         self._record(message)
         return message

@@ -356,8 +356,7 @@ def _opened(parent: Connection, orders: queue.SimpleQueue[Any]) -> Iterator[Obey
     start: Start = parent.recv()
     # A separate thread reads the socket all the time, and so notices the end of the parent in the
     # middle of an epoch too, not only between two orders.
-    arguments = (parent, orders, start.parent)
-    threading.Thread(target=_receive, args=arguments, daemon=True).start()
+    threading.Thread(target=_receive, args=(parent, orders, start.parent), daemon=True).start()
     with blas_limit(start.blas_threads), start.job.open(start.context()) as obey:
         yield obey
 
@@ -443,8 +442,7 @@ class EpochJob:
 
         def obey(order: Order) -> Message:
             inputs.source, inputs.computed = order.source, False
-            message = worker.execute(order.command, context.stop)
-            return replace(message, computed=inputs.computed)
+            return replace(worker.execute(order.command, context.stop), computed=inputs.computed)
 
         yield obey if context.kept is None else KeptEpochs(worker, context.kept, obey)
 

@@ -148,8 +148,7 @@ class SharedSplits:
         rows: Any = split.train
         if not isinstance(rows, SparseRows):
             return cls(SharedArrays.of(*split))
-        arrays = SharedArrays.of(*rows.csr, split.validation)
-        return cls(arrays, rows.shape[1], rows.prepare)
+        return cls(SharedArrays.of(*rows.csr, split.validation), rows.shape[1], rows.prepare)
 
     @property
     def descriptor(self) -> int:

@@ -49,8 +49,7 @@ class ThreadLink(Inbox):
         self._orders, self._is_killed = queue.SimpleQueue[Any](), False
         self._caller = threading.current_thread()  # a worker's thread ends soon after its caller
         self._sleep = context.times.sleep
-        build = partial(job.open, context)
-        self.thread = started_thread(name, serve, build, self._next, self.put)
+        self.thread = started_thread(name, serve, partial(job.open, context), self._next, self.put)
 
     @property
     def has_ended(self) -> bool:

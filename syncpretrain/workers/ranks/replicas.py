@@ -474,8 +474,7 @@ class RankReplicas:
         servers = self._servers
         if isinstance(servers, RankServers) and number > self.replicas:
             return ServerLink(number, ranks, servers.fail)
-        size = len(self.own.parameters) if servers is None else 0
-        return ReplicaLink(number, ranks, size)
+        return ReplicaLink(number, ranks, len(self.own.parameters) if servers is None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,9 +549,8 @@ class _WithServers:
         # A copy: the next change may overwrite the array before it is sent.
         whole, context = change.copy(), self._context
         for server in self._servers:
-            part = SliceOf(server.number, whole[server.own])
             to = port(context.run, f"change {server.number}", context.number)
-            context.transport.send(server.rank, to, part)
+            context.transport.send(server.rank, to, SliceOf(server.number, whole[server.own]))
         return None
 
 

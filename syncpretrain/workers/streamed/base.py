@@ -64,14 +64,12 @@ class BaseStreamedLayer(ABC):
     def fraction(self) -> float:
         """How far the running epoch is, in [0, 1]."""
         # The pool's thread writes the position while others read: read once.
-        own = self.plan.at(self.position)
-        return min(own, self.plan.steps) % self._steps / self._steps
+        return min(self.plan.at(self.position), self.plan.steps) % self._steps / self._steps
 
     @property
     def epoch(self) -> int:
         """The running epoch, from 1; the last one when all are done."""
-        own = min(self.plan.at(self.position), self.plan.steps - 1)
-        return own // self._steps + 1
+        return min(self.plan.at(self.position), self.plan.steps - 1) // self._steps + 1
 
     @property
     def epochs_done(self) -> int:

@@ -47,8 +47,7 @@ class StreamJob:
     @contextmanager
     def open(self, context: Context) -> Iterator[Obey]:
         """Return the context of the worker; see :class:`syncpretrain.workers.link.Job`."""
-        name = f"syncpretrain-layer-{context.number}"
-        pool = WorkerPool(self.replicas, name, context.times)
+        pool = WorkerPool(self.replicas, f"syncpretrain-layer-{context.number}", context.times)
 
         def run(phases: Phases, shards: int) -> None:
             pool.run(phases, shards, int(context.workers[0]))

@@ -337,8 +337,7 @@ class StreamedLayer(BaseStreamedLayer):
                 self._above.validation.put(count, hidden)
             if number > self.plan.end:
                 return  # the error of a layer that was trained is not asked for
-            error = self.learner.summed_error(X, hidden)
-            self._validation = len(X), self._backend.later(error)
+            self._validation = len(X), self._backend.later(self.learner.summed_error(X, hidden))
             if self.layer.stopping is not None:
                 host = self._backend.tohost  # where likelihoods are computed, in float64
                 self.layer.stopping.stops(layer.to(host), host(X[:0]), host(X))
