@@ -157,8 +157,7 @@ class Cublas:
         self._call("cublasCreate_v2", ctypes.byref(handle))
         self._call("cublasSetStream_v2", handle, ctypes.c_void_p(stream))
         # After the stream: setting a stream puts cuBLAS's default workspace back.
-        size = ctypes.c_size_t(WORKSPACE)
-        self._call("cublasSetWorkspace_v2", handle, _pointer(workspace), size)
+        self._call("cublasSetWorkspace_v2", handle, _pointer(workspace), ctypes.c_size_t(WORKSPACE))
         return _Handle(handle, workspace)
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -100,9 +100,8 @@ class CudaConvolutions(CudaForms):
         filters: slice = slice(None),
     ) -> None:
         """Fill ``out`` with the gradient of some filters' weights."""
-        part = out[:, filters]
         if not len(x):
-            part.fill(0)
+            out[:, filters].fill(0)
         for rows in _examples_at_once(len(x), shape):
             maps = self._unpooled(delta[rows], places[rows] if places.size else None, shape)
             seen = self._lowered(x[rows], shape)
@@ -247,8 +246,7 @@ class CudaConvolutions(CudaForms):
 
 def _examples_at_once(examples: int, shape: ConvolutionShape) -> list[slice]:
     """Return slices of examples, each with a lowered matrix and maps that are not too large."""
-    step = max(1, COLUMNS_AT_ONCE // max(shape.lowered, shape.units))
-    return blocks_in(slice(0, examples), step)
+    return blocks_in(slice(0, examples), max(1, COLUMNS_AT_ONCE // max(shape.lowered, shape.units)))
 
 
 def _image_sizes(shape: ConvolutionShape) -> tuple[int, ...]:
@@ -686,8 +684,7 @@ class CudaKernels:
         # With the last row's number the kernel clips, as np.take does with mode "clip".
         step = () if of_x is None else of_x[2:]
         args = (X, *step, len(X) - 1, rows, out, of_out[2], len(rows), X.shape[1])
-        name = "gather_bytes" if are_bytes else "gather_rows"
-        self._flat(name, out.size, *args, self.source.now)
+        self._flat("gather_bytes" if are_bytes else "gather_rows", out.size, *args, self.source.now)
         return True
 
     def values_of_bytes(self, numbers: Any) -> Any:

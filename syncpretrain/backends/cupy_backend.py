@@ -226,8 +226,7 @@ class CupyBackend(Backend):
             If X, or what it is to be copied into, is not float32 with contiguous rows.
         """
         if isinstance(X, HostRows):
-            source = self._kernels.source
-            source.require_no_recording("rows come from the host, a block at a time")
+            self._kernels.source.require_no_recording("rows come from the host, a block at a time")
             X.gather(rows, out)
             return out
         rows = rows.on_device if isinstance(rows, OrderedRows) else self.asarray(rows)
@@ -256,8 +255,7 @@ class CupyBackend(Backend):
             return lambda: number
         # Pinned, because a copy to other memory would make the host wait for the stream. The next
         # block may overwrite the number on the device: it is queued behind this copy.
-        pinned = self.xp.cuda.alloc_pinned_memory(number.nbytes)
-        copy = np.frombuffer(pinned, number.dtype, 1)
+        copy = np.frombuffer(self.xp.cuda.alloc_pinned_memory(number.nbytes), number.dtype, 1)
         number.data.copy_to_host_async(ctypes.c_void_p(copy.ctypes.data), number.nbytes)
         copied = self.xp.cuda.Event(disable_timing=True)
         copied.record()

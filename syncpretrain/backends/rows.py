@@ -151,8 +151,7 @@ class HostRows:
 
     def in_order(self, numbers: NDArray[np.intp]) -> OrderedRows:
         """Return the row numbers of an epoch; :meth:`gather` takes slices and copies ahead."""
-        order = _Order(numbers, self._backend.asarray(numbers))
-        return OrderedRows(order, 0, len(numbers))
+        return OrderedRows(_Order(numbers, self._backend.asarray(numbers)), 0, len(numbers))
 
     def gather(self, rows: Any, out: Any) -> None:
         """Copy some rows into ``out``, on the current stream."""
