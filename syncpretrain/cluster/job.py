@@ -444,3 +444,17 @@ def check_windows(exchange: str) -> None:
             f"exchange: got windows with {where}, whose one-sided calls crash there, expected"
             " messages; or take MPICH or Open MPI"
         )
+
+
+@contextmanager
+def using(transport: Transport) -> Iterator[Membership]:
+    """Take part in a job through a transport, as long as the context lasts."""
+    own = Membership(transport)
+    with _lock:
+        _members.append(own)
+    try:
+        yield own
+    finally:
+        with _lock:
+            _members.remove(own)
+        transport.close()

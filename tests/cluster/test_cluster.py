@@ -14,11 +14,10 @@ from _links import Link, emulate
 from hypothesis import given
 from hypothesis import strategies as st
 from localengines import local_engines
-from localranks import using
 
 from syncpretrain.cluster import job, transport
 from syncpretrain.cluster.engine import APART_BYTES, pack, sizes_in, unpack
-from syncpretrain.cluster.job import Membership, check_ranks, member
+from syncpretrain.cluster.job import Membership, check_ranks, member, using
 from syncpretrain.cluster.launched import launched
 from syncpretrain.cluster.mpi import MARK_BYTES, Bells, import_mpi, machine_mark
 from syncpretrain.cluster.transport import Beat, Naps, Peers, Transport

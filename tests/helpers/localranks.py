@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from _links import Link, emulate
 from localengines import local_engines
 
-from syncpretrain.cluster import job
-from syncpretrain.cluster.job import Membership
+from syncpretrain.cluster.job import Membership, using
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.parallel.timeouts import Timeouts
 from syncpretrain.workers.ranks.worker import CONTROL, RunEnded, follow
@@ -41,20 +40,6 @@ class LocalRanks:
     def _follow(self, i: int, transport: Transport) -> None:
         while (ended := follow(transport)).status != LAST:
             self.told[i].append(ended)
-
-
-@contextmanager
-def using(transport: Transport) -> Iterator[Membership]:
-    """Take part in a job through a transport, as long as the context lasts."""
-    own = Membership(transport)
-    with job._lock:
-        job._members.append(own)
-    try:
-        yield own
-    finally:
-        with job._lock:
-            job._members.remove(own)
-        transport.close()
 
 
 @contextmanager
