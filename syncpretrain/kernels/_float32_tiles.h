@@ -84,7 +84,7 @@ TARGETED INLINED Bits OF_WIDTH(add_tile)(const Strip *s, float *part, const Sums
     const float *ahead = s->ahead;
     for (Py_ssize_t i = 0, end = 0; i < count;) {
         /* By the last number of each line: where rows begin inside of a line, the columns before had it. */
-        UNROLLED for (int end = LINE - 1; end < PART; end += LINE) __builtin_prefetch(ahead + end, 0, 2);
+        UNROLLED for (int j = LINE - 1; j < PART; j += LINE) __builtin_prefetch(ahead + j, 0, 2);
         ahead += step;
         end = end + s->run < count ? end + s->run : count;
         for (; i < end; i++) {
