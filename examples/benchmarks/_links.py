@@ -1,4 +1,4 @@
-"""A link between ranks that is emulated: messages come one after the other, and late."""
+"""Links between ranks on which messages come late: emulated, and of a pipeline by a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from multiprocessing.reduction import ForkingPickler
 from syncpretrain.cluster.engine import Buffer, Envelope
 from syncpretrain.cluster.transport import Transport
 
-__all__ = ["Link", "emulate"]
+__all__ = ["Emulation", "Link", "emulate", "pipeline_seconds"]
+
+FORWARD = 1 / 3  # of a step's time
 
 
 @dataclass(slots=True)
@@ -30,36 +32,97 @@ class Link:
     latency: float = 0.0
     _free: float = field(default=-math.inf, init=False)
 
-    def due(self, now: float, size: int) -> float:
+    def due(self, now: float, size: float) -> float:
         """Return when a message of some bytes has arrived that is sent now."""
         self._free = max(self._free, now) + size / self.bandwidth
         return self._free + self.latency
 
 
-def emulate(transport: Transport, link: Link | None) -> None:
-    """Let all that other ranks send to this one come over a link; over none without one."""
-    engine, peers = transport._engine, transport.peers
-    vars(engine).pop("take_arrived", None)
-    vars(engine).pop("wait", None)
-    if link is None:
-        return
-    own, take, wait = link, engine.take_arrived, engine.wait
-    late = deque[tuple[float, int, list[Buffer]]]()  # due in this order
+class Emulation:
+    """What a transport's engine does with messages that come over a link.
 
-    def take_late() -> list[tuple[int, list[Buffer]]]:
+    The link may be another one at any time; messages that it holds are not lost for that.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self.link = Link()
+        self._peers = transport.peers
+        self._take, self._wait = transport._engine.take_arrived, transport._engine.wait
+        self._late = deque[tuple[float, int, list[Buffer]]]()  # taken in this order
+
+    def take_arrived(self) -> list[tuple[int, list[Buffer]]]:
+        """Return the messages that are due, with their ranks."""
         now, found = time.monotonic(), list[tuple[int, list[Buffer]]]()
-        for source, parts in take():
-            sent = Envelope(*ForkingPickler.loads(parts[0])).sent + peers.offset(source)
+        for source, parts in self._take():
+            sent = Envelope(*ForkingPickler.loads(parts[0])).sent + self._peers.offset(source)
             size = sum(memoryview(part).nbytes for part in parts)
-            late.append((own.due(min(sent, now), size), source, parts))
-        while late and late[0][0] <= now:
-            _, source, parts = late.popleft()
+            self._late.append((self.link.due(min(sent, now), size), source, parts))
+        while self._late and self._late[0][0] <= now:
+            _, source, parts = self._late.popleft()
             found.append((source, parts))
         return found
 
-    def wait_for_late(seconds: float) -> bool:
-        left = max(late[0][0] - time.monotonic(), 0.0) if late else seconds
-        return wait(min(seconds, left))
+    def wait(self, seconds: float) -> bool:
+        """Wait for a message at most until one is due."""
+        left = max(self._late[0][0] - time.monotonic(), 0.0) if self._late else seconds
+        return self._wait(min(seconds, left))
 
-    engine.take_arrived = take_late  # type: ignore[method-assign]
-    engine.wait = wait_for_late  # type: ignore[method-assign]
+
+def emulate(transport: Transport, link: Link | None) -> None:
+    """Let all that other ranks send to this one come over a link; over none without one."""
+    engine = transport._engine
+    own = getattr(engine.take_arrived, "__self__", None)
+    if not isinstance(own, Emulation):
+        own = Emulation(transport)
+        engine.take_arrived = own.take_arrived  # type: ignore[method-assign]
+        engine.wait = own.wait  # type: ignore[method-assign]
+    own.link = link or Link()
+
+
+def pipeline_seconds(
+    stages: int, microbatches: int, *, step: float, size: float, link: Link
+) -> float:
+    """Return the seconds of a minibatch in a 1F1B pipeline with a flush.
+
+    Parameters
+    ----------
+    stages, microbatches : int
+    step : float
+        Seconds of a whole minibatch on one stage.
+    size : float
+        Bytes of the output of a stage for a whole minibatch, and of its gradient.
+    link : Link
+        Between two neighbours in each direction.
+    """
+    ended: dict[tuple[str, int, int], float] = {}  # when a pass of a microbatch on a stage was
+    free, share = [0.0] * stages, {"F": FORWARD, "B": 1 - FORWARD}
+    links = {(way, s): Link(link.bandwidth, link.latency) for way in share for s in range(stages)}
+    orders = [_order(stages - stage, microbatches) for stage in range(stages)]
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order:
+                way, number = order[0]
+                source = stage - 1 if way == "F" else stage + 1
+                if source == -1:
+                    begin = 0.0
+                elif source == stages:  # the gradient of the loss
+                    begin = ended["F", number, stage]
+                elif (way, number, source) not in ended:
+                    break
+                else:
+                    begin = links[way, source].due(ended[way, number, source], size / microbatches)
+                del order[0]
+                free[stage] = max(free[stage], begin) + share[way] * step / microbatches
+                ended[way, number, stage] = free[stage]
+    return max(free)
+
+
+def _order(depth: int, microbatches: int) -> list[tuple[str, int]]:
+    """Return the passes of a stage in their order, given the stages from it to the last one."""
+    ahead = min(depth, microbatches)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(microbatches):
+        order.append(("B", i))
+        if ahead + i < microbatches:
+            order.append(("F", ahead + i))
+    return order

@@ -33,9 +33,9 @@ WAYS = {
 class Counted(Link):
     """A link that counts what comes over it."""
 
-    count = 0
+    count = 0.0
 
-    def due(self, sent: float, size: int) -> float:
+    def due(self, sent: float, size: float) -> float:
         self.count += size
         return super().due(sent, size)
 

@@ -14,10 +14,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,33 +46,44 @@ WAYS = (
 )
 
 
-def perceptron(units: int) -> nn.Sequential:
-    """Return 784-units x 4-10."""
-    first = nn.Sequential(nn.Flatten(), nn.Linear(784, units), nn.ReLU())
+def perceptron(units: int, inputs: int = 784, classes: int = CLASSES) -> nn.Sequential:
+    """Return inputs-units x 4-classes."""
+    first = nn.Sequential(nn.Flatten(), nn.Linear(inputs, units), nn.ReLU())
     others = [nn.Sequential(nn.Linear(units, units), nn.ReLU()) for _ in range(3)]
-    return nn.Sequential(first, *others, nn.Linear(units, CLASSES))
+    return nn.Sequential(first, *others, nn.Linear(units, classes))
+
+
+def convolutions(widths: tuple[int, ...], pooled: tuple[int, ...]) -> list[nn.Sequential]:
+    """Return convolutions of so many channels, some of them with pooling, counted from 0."""
+    return [
+        nn.Sequential(
+            nn.Conv2d(below, above, 3, padding=1),
+            nn.BatchNorm2d(above),
+            nn.ReLU(),
+            *([nn.MaxPool2d(2)] if i in pooled else []),
+        )
+        for i, (below, above) in enumerate(zip((1, *widths), widths, strict=False))
+    ]
 
 
 def convolutional() -> nn.Sequential:
     """Return four convolutions of 32 to 256 channels, and a linear layer."""
-    widths = (1, 32, 64, 128, 256)
-    blocks = [
-        nn.Sequential(
-            nn.Conv2d(widths[i], widths[i + 1], 3, padding=1),
-            nn.BatchNorm2d(widths[i + 1]),
-            nn.ReLU(),
-            *([nn.MaxPool2d(2)] if i in (1, 3) else []),
-        )
-        for i in range(4)
-    ]
     last = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, CLASSES))
-    return nn.Sequential(*blocks, last)
+    return nn.Sequential(*convolutions((32, 64, 128, 256), (1, 3)), last)
+
+
+def vgg() -> nn.Sequential:
+    """Return eight layers in the manner of VGG: six convolutions, and two linear layers."""
+    blocks = convolutions((32, 32, 64, 64, 128, 128), (1, 3, 5))
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(9 * 128, 256), nn.ReLU())
+    return nn.Sequential(*blocks, linear, nn.Linear(256, CLASSES))
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Sequential], int]] = {
     "large": (lambda: perceptron(1024), 128),
     "convolutional": (convolutional, 32),
     "small": (lambda: perceptron(256), 64),
+    "vgg": (vgg, 64),
 }
 
 
@@ -185,36 +197,66 @@ def memory() -> None:
     print(rst_table(["block", "blocks", "end to end, MB", "2 workers", "rings"], rows))
 
 
-EPOCHS = {"large": 10, "small": 20, "convolutional": 3}
+EPOCHS = {"large": 10, "small": 20, "convolutional": 3, "vgg": 3}
 
 
-def accuracy(network: str, seeds: int) -> None:
-    """Print the share of test digits that is right, end to end and by local losses."""
-    data: Any = load_dataset("mnist")
-    test = torch.from_numpy(data.test.reshape(-1, 1, 28, 28))
-    X, y = digits(len(data.train))
-    build, batch = NETWORKS[network]
+class Examples(NamedTuple):
+    """Rows and labels to train on, and others."""
+
+    X: Any
+    y: Any
+    test: Any
+    test_y: Any
+
+
+def table_in(path: Path) -> Examples:
+    """Return the rows of a table of numbers, the last column the class; a fifth are others."""
+    cells = np.loadtxt(path, dtype=str, delimiter=",", skiprows=1)
+    cells = cells[np.random.default_rng(0).permutation(len(cells))]
+    X, (names, y) = cells[:, :-1].astype(np.float32), np.unique(cells[:, -1], return_inverse=True)
+    known = len(X) - len(X) // 5
+    X = (X - X[:known].mean(0)) / (X[:known].std(0) + 1e-6)
+    X, y = torch.from_numpy(X), torch.from_numpy(y).long()
+    print(f"{path.stem}: {tuple(X.shape)}, {len(names)} classes", file=sys.stderr)
+    return Examples(X[:known], y[:known], X[known:], y[known:])
+
+
+def accuracy(options: argparse.Namespace) -> None:
+    """Print the share of test rows that is right, end to end and by local losses."""
+    name = options.network
+    build, batch = NETWORKS[name]
+    if options.table:
+        data = table_in(options.table)
+        units, classes = data.X.shape[1], int(data.y.max()) + 1
+        build = partial(perceptron, {"large": 1024, "small": 256}[name], units, classes)
+    else:
+        found: Any = load_dataset("mnist")
+        test = torch.from_numpy(found.test.reshape(-1, 1, 28, 28))
+        data = Examples(*digits(options.rows), test, torch.from_numpy(found.test_labels))
+        classes = CLASSES
     torch.set_num_threads(1)
     table = []
+    epochs = options.epochs or EPOCHS[name]
     for way in ("end to end", "cross-entropy", "predsim"):
         shares = []
-        for seed in range(seeds):
+        for seed in range(options.accuracy):
             torch.manual_seed(seed)
             own = build()
             if way == "end to end":
-                loader = DataLoader(TensorDataset(X, y), batch_size=batch, shuffle=True)
+                loader = DataLoader(TensorDataset(data.X, data.y), batch_size=batch, shuffle=True)
                 optimizer = adam(own.parameters())
-                for _ in range(EPOCHS[network]):
+                for _ in range(epochs):
                     end_to_end(own, loader, optimizer)
             else:
-                trainer = LocalTrainer(own, classes=CLASSES, loss=way, optimizer=adam, seed=seed)
-                trainer.fit(X, y, batch_size=batch, epochs=EPOCHS[network])
+                how: dict[str, Any] = {"optimizer": adam, "seed": seed, "workers": options.workers}
+                trainer = LocalTrainer(own, classes=classes, loss=way, **how)
+                trainer.fit(data.X, data.y, batch_size=batch, epochs=epochs)
             with torch.no_grad():
-                found = own.eval()(test).argmax(1).numpy()
-            shares.append(100 * float((found == data.test_labels).mean()))
+                right = own.eval()(data.test).argmax(1) == data.test_y
+            shares.append(100 * float(right.float().mean()))
         table.append((way, f"{np.mean(shares):.1f}", ", ".join(f"{x:.1f}" for x in shares)))
         print(table[-1], file=sys.stderr, flush=True)
-    print(rst_table([f"{network}, {EPOCHS[network]} epochs", "mean", "seeds"], table))
+    print(rst_table([f"{name}, {epochs} epochs", "mean", "seeds"], table))
 
 
 def main() -> None:
@@ -224,6 +266,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--accuracy", type=int, metavar="SEEDS", help="instead of times")
+    parser.add_argument("--epochs", type=int, help="with --accuracy")
+    parser.add_argument("--workers", type=int, default=1, help="with --accuracy")
+    parser.add_argument("--table", type=Path, metavar="CSV", help="with --accuracy, not digits")
     parser.add_argument("--memory", action="store_true", help="instead of times")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -235,7 +280,7 @@ def main() -> None:
         memory()
         return
     if options.accuracy:
-        accuracy(options.network, options.accuracy)
+        accuracy(options)
         return
     others = busy()
     script = Path(__file__)

@@ -332,8 +332,7 @@ class DBNClassifier(ClassifierMixin, StackPredictor):
         """Return the units of each layer: codes of few units do not separate many classes."""
         if self.hidden is not None:
             return super()._widths(columns)
-        few = len(self.classes_) <= FEW_CLASSES
-        return [MANY_UNITS, FEW_UNITS if few else MANY_UNITS]
+        return [MANY_UNITS, FEW_UNITS if len(self.classes_) <= FEW_CLASSES else MANY_UNITS]
 
     def _to_train(self, stack: Stack) -> Stack:
         return for_places(stack, self.classes_)

@@ -7,6 +7,7 @@ bits of training one block after another.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -74,6 +75,10 @@ class ModuleLearner(Learner):
         self._step = -1  # minibatch of the epoch, counted from 0
         self._is_left_out = True  # while all weights of a step's minibatches are 0
         super().__init__(layer, self.current(), settings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleLearner:
+        # Its tensors are views of arrays, which copies of both would not be.
+        return ModuleLearner(self.layer, copy.deepcopy(self.block, memo), self.settings)
 
     def _train(self, layer: Any) -> None:
         self._allocate(self.batch_size)

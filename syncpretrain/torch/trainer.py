@@ -38,7 +38,7 @@ from syncpretrain.workers.restarts import Restarts
 RUNTIMES = "serial", "threads", "processes", "mpi", "auto"
 PRECISIONS = None, torch.bfloat16, torch.float16  # that PyTorch casts to on a CPU
 MEASURED_STEPS = 3  # of which the least time counts
-MEASURED_SECONDS = 0.5  # of one block, at most; one step more may be running by then
+MEASURED_SECONDS = 0.05  # a block, at most; one step more may be running by then
 LEAST_GAIN = 1.1  # that a second worker must promise
 PROBED_ROWS = 4  # of which the shapes are learned
 # Minibatches wait between two blocks in at most so many bytes, but two of any size: one is read
@@ -405,11 +405,10 @@ class LocalTrainer:
             gain, how = ideal[best], "at best"
             if best and self._runtime != "processes":
                 # Blocks of small operations wait for the interpreter, which has one lock.
-                copies = [probes, *(self._probes(given) for _ in range(best))]
+                copies = [probes, *(copy.deepcopy(probes) for _ in range(best))]
                 alone = (best + 1) * sum(costs)
                 together = alone / least_seconds(copies, enough=alone / LEAST_GAIN)
-                if together < gain:
-                    gain, how = together, f"{best + 1} threads"
+                gain, how = min((gain, how), (together, f"{best + 1} threads"))
             workers = best + 1 if gain > LEAST_GAIN else 1
             times = ", ".join(f"{1000 * cost:.3g}" for cost in costs)
             message = (
@@ -456,6 +455,6 @@ def least_seconds(copies: Sequence[Sequence[Probe]], enough: float = 0.0) -> flo
             started = time.perf_counter()
             pool.run([train], len(copies), len(copies))
             least = min(least, time.perf_counter() - started)
-            if least < enough or time.perf_counter() - began > MEASURED_SECONDS:
+            if least < enough or time.perf_counter() - began > MEASURED_SECONDS * len(copies[0]):
                 break
     return least

@@ -3,7 +3,7 @@
 import argparse
 import json
 from itertools import combinations
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from binaryunits import logistic
 from randomstacks import layer_errors
 
 from syncpretrain import load
+from syncpretrain.cluster.engine import pack
 from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.settings import settings_from
 
@@ -264,3 +265,45 @@ def test_each_gradient_is_trained_once_and_measured_by_its_updates(monkeypatch, 
         assert (np.diff(seconds) > 0).all() and (error > 0).all()
         assert -4.5 < nats[-1] < 0, "6 log 2 = 4.2 nats of a model that knows nothing"
         assert load(tmp_path / name / "run").info["pretrain"]["centred"] == [name == "centred"]
+
+
+class TestLinks:
+    """The model of a pipeline beside blocks on ranks, and the link that is emulated."""
+
+    @pytest.fixture
+    def links(self) -> ModuleType:
+        return pytest.importorskip("_links")
+
+    @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 1), (4, 4), (4, 8), (3, 16)])
+    def test_without_a_link_a_pipeline_loses_its_bubbles(self, links, stages, microbatches):
+        how = {"step": 2.0, "size": 1e6, "link": links.Link()}
+        found = links.pipeline_seconds(stages, microbatches, **how)
+        assert found == pytest.approx(2.0 * (microbatches + stages - 1) / microbatches)
+
+    def test_one_microbatch_waits_for_every_link_there_and_back(self, links):
+        how = {"step": 0.3, "size": 50.0, "link": links.Link(bandwidth=100.0, latency=0.25)}
+        assert links.pipeline_seconds(4, 1, **how) == pytest.approx(4 * 0.3 + 6 * (0.5 + 0.25))
+
+    def test_a_link_sets_the_pace_where_passes_take_no_time(self, links):
+        how = {"step": 0.0, "size": 80.0, "link": links.Link(bandwidth=10.0)}
+        # All outputs over one link; the gradient of the last one comes back behind all others.
+        assert links.pipeline_seconds(2, 8, **how) == pytest.approx(8.0 + 1.0)
+
+    def test_a_message_that_is_on_its_way_arrives_when_the_link_is_replaced(
+        self, links, monkeypatch
+    ):
+        clock, messages = [0.0], [(n, pack(("port",), 0.0, n)) for n in (1, 2)]
+        engine = SimpleNamespace(take_arrived=lambda: list(messages), wait=None)
+        transport = SimpleNamespace(_engine=engine, peers=SimpleNamespace(offset=lambda rank: 0.0))
+        monkeypatch.setattr(links.time, "monotonic", lambda: clock[0])
+        seconds = sum(memoryview(part).nbytes for part in messages[0][1]) / 100.0
+        links.emulate(transport, links.Link(bandwidth=100.0, latency=1.0))
+        assert engine.take_arrived() == []
+        first = messages[0]
+        messages.clear()
+        links.emulate(transport, None)
+        clock[0] = seconds + 1.01
+        assert engine.take_arrived() == [first]
+        clock[0] = 2 * seconds + 1.01
+        assert [rank for rank, _ in engine.take_arrived()] == [2]
+        assert engine.take_arrived() == []

@@ -449,5 +449,5 @@ def curve(
     job = options.job(way, costs)
     play = scaled_by_server if way.schedule == ASYNC else scaled
     runs = tuple(play(job, count) for count in sorted(set(devices)))
-    greedy = scaled(options.plain().job(GREEDY, costs), 1)  # on one device
-    return Curve(name, greedy.seconds, runs)
+    # The first figure is of greedy training on one device.
+    return Curve(name, scaled(options.plain().job(GREEDY, costs), 1).seconds, runs)
