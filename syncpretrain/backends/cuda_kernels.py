@@ -227,8 +227,7 @@ class CudaConvolutions(CudaForms):
         # Without pooling the deltas are the maps; callers read the result and never write to it.
         if shape.pool == 1 and delta.flags.c_contiguous:
             return delta.reshape(-1, shape.filters)
-        size = (len(delta) * shape.positions, shape.filters)
-        maps = self._cupy.empty(size, dtype=np.float32)
+        maps = self._cupy.empty((len(delta) * shape.positions, shape.filters), dtype=np.float32)
         kept = delta if places is None else places  # a kernel takes no missing array
         args = (delta, _row_step("delta", delta), kept, _row_step("places", kept), maps, len(delta))
         flags = (shape.filters, int(shape.has_places and places is not None))

@@ -83,8 +83,7 @@ class CupyBackend(Backend):
         self.array_type: type = cupy.ndarray
         self.steps_at_once, self.blocks_behind = STEPS_AT_ONCE, BLOCKS_BEHIND
         self._devices = devices or tuple(range(cupy.cuda.runtime.getDeviceCount()))
-        others = (each for each in self._devices if each != device)
-        self._group: tuple[int, ...] = (device, *others)
+        self._group: tuple[int, ...] = (device, *(each for each in self._devices if each != device))
         self._places: tuple[tuple[int, ...], ...] = ()  # of the layers that were dealt
         self._kernels = kernels or kernels_of(cupy)
         self.forms: Mapping[str, Callable[..., Any]] = self._kernels.forms()

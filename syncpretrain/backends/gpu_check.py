@@ -102,8 +102,7 @@ def _without_libraries(cupy: Any, device: int) -> str | None:
             product = forms["multiply"](ones, ones)
             if product is NotImplemented:  # cuBLAS has another name than usual
                 product = ones @ ones
-            out = cupy.empty_like(ones)
-            found = float(forms["squared_error"](ones, product, out=out))
+            found = float(forms["squared_error"](ones, product, out=cupy.empty_like(ones)))
     except failures as error:
         return (
             f"CuPy finds GPU {device} but cannot compute there: {error}; if CUDA's libraries are"

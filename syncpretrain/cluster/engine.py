@@ -170,8 +170,7 @@ def pack(port: tuple[Any, ...], sent: float, thing: Any) -> list[Buffer]:
     body = io.BytesIO()
     fix_imports = True  # the pickler takes no keywords
     ForkingPickler(body, PROTOCOL, fix_imports, is_in_band).dump(thing)
-    sizes = tuple(memoryview(own).nbytes for own in apart)
-    envelope = Envelope(port, sent, sizes, body.getvalue())
+    envelope = Envelope(port, sent, tuple(memoryview(own).nbytes for own in apart), body.getvalue())
     return [bytes(ForkingPickler.dumps(tuple(envelope), PROTOCOL)), *apart]
 
 

@@ -181,8 +181,7 @@ class MPIEngine(Engine):
         self._are_all_near = any(own) and len(near) == self.size
         if any(own) and len(near) > 1:
             with contextlib.suppress(OSError):  # else it looks for messages now and then
-                job = self._marks[0, MARK_BYTES:].tobytes()
-                self._bells = Bells(job, self.rank, near)
+                self._bells = Bells(self._marks[0, MARK_BYTES:].tobytes(), self.rank, near)
                 self._all_ring = self._are_all_near
 
     def _send(self, to: int, parts: Sequence[Buffer], requests: list[Any]) -> None:
@@ -364,8 +363,7 @@ class MPIWindow(Window):
 
     def add(self, rank: int, at: int, values: WindowValues) -> None:
         """Add to elements of a rank's vector from ``at`` on."""
-        place = self._place(at, values)
-        self._win.Accumulate([values, self._type], rank, place, self._mpi.SUM)
+        self._win.Accumulate([values, self._type], rank, self._place(at, values), self._mpi.SUM)
         self._win.Flush(rank)
 
     def fetch_and_add(self, rank: int, at: int, value: int) -> int:

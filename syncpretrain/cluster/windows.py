@@ -150,8 +150,7 @@ class Windows:
 
     def fetch_and_add(self, name: str, rank: int, at: int, value: int) -> int:
         """Add to an element of whole numbers; return what it was before."""
-        window = self._windows[name]
-        return int(self._ask(window.fetch_and_add(rank, at, value) for _ in range(1)))
+        return int(self._ask(self._windows[name].fetch_and_add(rank, at, value) for _ in range(1)))
 
     def _ask_in_pieces(
         self, call: Callable[..., Any], rank: int, at: int, values: WindowValues

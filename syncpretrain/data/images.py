@@ -292,8 +292,7 @@ def _read(file: Path) -> _Picture:
         raise
     except Exception as error:  # Pillow raises many kinds over damaged files
         raise DataError(f"{file}: got no image that can be read ({error})") from error
-    narrowed = pixels.dtype == np.uint8 and ";16" in stored
-    return _Picture(pixels, transparent, pages, narrowed)
+    return _Picture(pixels, transparent, pages, pixels.dtype == np.uint8 and ";16" in stored)
 
 
 def _on_white(image: Any, file: Path) -> tuple[NDArray[Any], bool]:

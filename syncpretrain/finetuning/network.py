@@ -245,8 +245,7 @@ class Network:
         def made(width: int) -> Any:
             return self.backend.empty((batch_size, width), kind)
 
-        reads = [link.reads.numbers for link in chain]
-        drops = list(zip(reads, self._shares, strict=True))
+        drops = list(zip([link.reads.numbers for link in chain], self._shares, strict=True))
         makes = [link.makes.numbers for link in chain]
         places = [m if link.stores_argmax else 0 for link, m in zip(chain, makes, strict=True)]
         normals = [m if link.is_normalized else 0 for link, m in zip(chain, makes, strict=True)]
@@ -341,8 +340,7 @@ class Network:
             x[known:] += moves
         if self._aligns:
             align(y, examples.targets.mean(axis=0))
-        sure = guess(y, target[known:])
-        own[known:, 0] = sure * (passes.rise(epoch, step) * n / others)
+        own[known:, 0] = guess(y, target[known:]) * (passes.rise(epoch, step) * n / others)
         np.copyto(weights, own)
         return programs.Minibatch(x, target, weights, known)
 

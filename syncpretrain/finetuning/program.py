@@ -419,8 +419,7 @@ class _Step:
                         for block in blocks_in(mine, BLOCK):
                             if section.columns:
                                 operations += self.sum(section, link, number, block)
-                            part = slice(start + block.start, start + block.stop)
-                            operations += self.moves(part)
+                            operations += self.moves(slice(start + block.start, start + block.stop))
                     start += array.size
         return operations
 

@@ -95,8 +95,7 @@ class SharedDescent(Descent):
     def collect(self) -> None:
         """Fill the first rank's memory with the slice of every rank; all ranks call this."""
         # A vector that is shorter than the parameters remembers nothing, as without momentum.
-        vectors = [vector for vector in self.state().values() if vector.size]
-        self._shared.collect([vectors])
+        self._shared.collect([[vector for vector in self.state().values() if vector.size]])
 
 
 class RankUpdates(LocalUpdates, Closing):

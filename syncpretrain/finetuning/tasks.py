@@ -128,8 +128,7 @@ def labels_of(
     if len(known) and isinstance(classes[0], str) != (known.dtype.kind == "U"):
         raise DataError(f"{name}: got {known[0].item()!r}, expected classes such as {classes[0]!r}")
     targets = np.equal(known[:, None], np.array(classes)).astype(np.float32)
-    others = np.setdiff1d(known, classes)
-    return Labels(rows, targets, classes, tuple(others.tolist()))
+    return Labels(rows, targets, classes, tuple(np.setdiff1d(known, classes).tolist()))
 
 
 def _shares_of(y: Any, examples: int, name: str, classes: Classes | None, usual: Classes) -> Labels:

@@ -62,8 +62,7 @@ def conditions_of(v: Array, units: str, *, missing: bool = False) -> Conditions 
     if not counts and not missing:
         return None
     words = tuple(v[:, part.columns].sum(axis=1, keepdims=True) for part in counts)
-    known = np.subtract(1, is_missing(v), dtype=v.dtype) if missing else None
-    return Conditions(known, words)
+    return Conditions(np.subtract(1, is_missing(v), dtype=v.dtype) if missing else None, words)
 
 
 def impose(v: Array, units: str, conditions: Conditions | None) -> Array:
@@ -189,8 +188,7 @@ def draw_words(v: Array, units: str, noise: Array, conditions: Conditions | None
     for i, words in enumerate(conditions.words):
         columns = kind_of(units).counts[i].columns
         seed = np.ascontiguousarray(noise[:1, columns], dtype=np.float32).view(np.uint32).ravel()
-        draws = np.random.default_rng(seed[:SEED_NUMBERS].tolist())
-        _draw(v[:, columns], words, draws)
+        _draw(v[:, columns], words, np.random.default_rng(seed[:SEED_NUMBERS].tolist()))
     if conditions.known is not None:
         v *= conditions.known
     return v

@@ -211,8 +211,7 @@ def raised(columns: Array, shape: ConvolutionShape, *, out: Array) -> Array:
     for i in range(size):
         for j in range(size):
             padded[:, i : i + rows, j : j + width] += parts[:, :, :, i, j]
-    inside = padded[:, pad : pad + shape.height, pad : pad + shape.width]
-    np.copyto(_images(out, shape), inside)
+    np.copyto(_images(out, shape), padded[:, pad : pad + shape.height, pad : pad + shape.width])
     return out
 
 

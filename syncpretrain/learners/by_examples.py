@@ -119,8 +119,7 @@ class ByExamples:
             own = slices_of(parameter.size, len(self.parts))[shard]
             parts = [part.gradients[i].reshape(-1) for part in self.parts]
             for block in blocks_in(own, LONG_BLOCK):
-                total = add_tree([gradient[block] for gradient in parts])
-                self.move(i, block, total)
+                self.move(i, block, add_tree([gradient[block] for gradient in parts]))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -304,8 +303,7 @@ class ByExamplesOnDevices(Recorder):
 
     def _wait_for_others(self, place: _Place, what: str) -> None:
         for other in self._others_of(place):
-            event: Event = getattr(other, what)
-            event.wait()
+            getattr(other, what).wait()
 
     def _compute(self, place: _Place, X: Any, rows: Any, *, epoch: int, step: int) -> None:
         """Fill the gradients and errors of a device's shards."""

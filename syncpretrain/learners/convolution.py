@@ -175,8 +175,7 @@ class ProbabilisticRBM(ConvolutionalRBM):
         self._add_bias(inputs)
         noise = self._noise.reshape(-1)[: len(inputs) * self._shape.hidden]
         noise = noise.reshape(len(inputs), -1)
-        draws: Any = self.backend.generator(address)
-        draw_noise(draws, self.settings.hidden_units, out=noise)
+        draw_noise(self.backend.generator(address), self.settings.hidden_units, out=noise)
         kernels.draw_blocks(inputs, noise, self._shape, out=out)
 
     def _take_means(self, inputs: Array) -> None:
@@ -213,8 +212,7 @@ class ConvolutionalAutoencoder(Convolutional, BaseAutoencoder):
         shape = self._shape = shape.in_precision(settings.precision)
         variance = kind_of(settings.hidden_units).weight_variance(shape.fan_in, shape.fan_out)
         own = {"spread": math.sqrt(variance), "tied": settings.tied}
-        first = first_layer(layer, shape, settings, self.model, **own)
-        super().__init__(layer, first, settings)
+        super().__init__(layer, first_layer(layer, shape, settings, self.model, **own), settings)
 
     def _allocate(self, rows: int) -> None:
         super()._allocate(rows)

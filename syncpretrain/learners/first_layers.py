@@ -101,8 +101,7 @@ def random_layer(
     hidden_bias, visible_bias = (np.zeros(n, dtype=np.float32) for n in reversed(shape.biases))
     draws: Any = generator(seed, Purpose.WEIGHTS, layer=number)
     if isinstance(shape, ConvolutionShape):
-        filters = (shape.size, shape.size, shape.reads, shape.filters)
-        weight = _normal(draws, filters, spread)
+        weight = _normal(draws, (shape.size, shape.size, shape.reads, shape.filters), spread)
         decoder = None if tied else weight.copy()
         return ConvolutionalLayer(weight, hidden_bias, visible_bias, shape, decoder, **kinds)
     if precision == "own":

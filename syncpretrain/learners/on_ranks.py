@@ -97,8 +97,7 @@ class StepOnRanks:
         ]
         found: list[list[list[Array]]] | None = self.group.gather(given)
         for shards, slices in zip(self.ranks, found or [], strict=False):
-            pieces = self.slices_of_rank(shards)
-            for some, piece, news in zip(vectors, pieces, slices, strict=True):
+            for some, piece, news in zip(vectors, self.slices_of_rank(shards), slices, strict=True):
                 for vector, new in zip(some, news, strict=True):
                     np.copyto(vector.reshape(-1)[piece], new)
 
@@ -143,8 +142,7 @@ class ExamplesOnRanks(StepOnRanks):
     """
 
     def __init__(self, sharded: Sharded, stop: AgreedStop) -> None:
-        shards = len(sharded.gradients)
-        slices = [slices_of(p.size, shards) for p in sharded.parameters]
+        slices = [slices_of(p.size, len(sharded.gradients)) for p in sharded.parameters]
         super().__init__(sharded.parameters, slices, stop)
         self._sharded = sharded
         self._added: Sequence[int] = ()
@@ -240,8 +238,7 @@ class ExamplesOnRanks(StepOnRanks):
                     for trees, share in zip(self._subtrees, self._shares, strict=True)
                     for subtree, own in zip(trees, share.sums, strict=True)
                 }
-                total = add_subtrees(sums, range(len(self._added)))
-                self._sharded.move(k, block, total)
+                self._sharded.move(k, block, add_subtrees(sums, range(len(self._added))))
 
 
 class ByExamplesOnRanks(ExamplesOnRanks):

@@ -174,8 +174,7 @@ def _layers(
 ) -> tuple[Layer, ...]:
     try:
         depth = max(int(name.split(".")[1]) for name in tensors)
-        numbers = range(1, depth + 1)
-        layers = tuple(_layer(tensors, n, meaning["layers"][n - 1]) for n in numbers)
+        layers = tuple(_layer(tensors, n, meaning["layers"][n - 1]) for n in range(1, depth + 1))
     except (KeyError, IndexError, ValueError, TypeError) as error:
         raise ModelFileError(f"{file}: lacks an array of a layer: {error}") from error
     if tensors:
@@ -194,8 +193,7 @@ def _layer(tensors: dict[str, NDArray[Any]], number: int, meaning: dict[str, Any
         return DenseLayer(weight, hidden, visible, decoder, **units, chains=chains)
     if chains is not None:
         raise ValueError("a convolution has no chains")
-    shape = _shape(meaning["shape"])
-    return ConvolutionalLayer(weight, hidden, visible, shape, decoder, **units)
+    return ConvolutionalLayer(weight, hidden, visible, _shape(meaning["shape"]), decoder, **units)
 
 
 def _shape(table: Any) -> ConvolutionShape:

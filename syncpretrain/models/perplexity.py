@@ -95,8 +95,7 @@ def perplexity(
         got = f"{chains}, {steps} and {seed}"
         raise DataError(f"chains, steps, seed: got {got}, expected {wanted}")
     layer = stack.layers[0]
-    kind = kind_of(layer.visible_units)
-    if not kind.are_counts:
+    if not kind_of(layer.visible_units).are_counts:
         wanted = "counts alone; pretrain with visible_units='counts'"
         raise DataError(f"stack: got {layer.visible_units} visible units, expected {wanted}")
     energies, lengths = _energies_and_lengths(layer, stack.prepared(X))

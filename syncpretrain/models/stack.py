@@ -306,8 +306,7 @@ class Stack:
         X = None if no_start else self.prepared(start, "start")[:]  # type: ignore[arg-type]
         draws = generator(seed, Purpose.SAMPLE)
         if level is None and method == "gibbs" and not goes_on:
-            down = sampled(self.layers, X, count=count, steps=steps, draws=draws)
-            found = self._unscaled(down)
+            found = self._unscaled(sampled(self.layers, X, count=count, steps=steps, draws=draws))
         else:
             own = 1 if level is None else level
             how: Any = {"level": own, "method": method, "count": count, "draws": draws}
@@ -560,8 +559,7 @@ class Stack:
         return cls(*model_of(keras_parts, network, decoder, **options))
 
     def _built(self, module: str, part: str | None) -> Any:
-        own = import_module(f"syncpretrain.models.export.{module}")
-        return own.build(self._described(part))
+        return import_module(f"syncpretrain.models.export.{module}").build(self._described(part))
 
     def _described(self, part: str | None) -> Any:
         # Imported on use: a training would begin 5 % later.

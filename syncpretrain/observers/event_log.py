@@ -260,8 +260,7 @@ def write_trace(recorded: Sequence[Event], path: str | Path) -> None:
     starts = [x for x in recorded if isinstance(x, events.RunStarted)]
     finetune_row = max((len(x.epochs) for x in starts), default=0) + 1
     # Layers that hand over minibatches read no versions.
-    has_versions = all(x.handoff == "epoch" for x in starts)
-    common = origin, finetune_row, has_versions
+    common = origin, finetune_row, all(x.handoff == "epoch" for x in starts)
     entries = [entry for event in recorded for entry in _entries(event, *common)]
     trace = {"displayTimeUnit": "ms", "traceEvents": entries}
     # Errors may be NumPy's numbers, which JSON takes as floats alone.

@@ -53,8 +53,7 @@ def drawable(text: str) -> str:
 def add_legend(axes: Any, handles: Sequence[Any], names: Sequence[str], **style: Any) -> None:
     """Add a legend with a user's words as they are: some begin with _, or have a $ in them."""
     numbers = [f"{n}" for n in range(len(names))]  # Matplotlib leaves a name with _ before it out
-    legend = axes.legend(handles, numbers, **style)
-    for shown, name in zip(legend.get_texts(), names, strict=True):
+    for shown, name in zip(axes.legend(handles, numbers, **style).get_texts(), names, strict=True):
         shown.set(text=drawable(name), **AS_WRITTEN)
 
 

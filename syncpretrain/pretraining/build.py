@@ -137,8 +137,7 @@ def _pace(settings: PretrainSettings, plans: list[LayerPlan], replay: Reads | No
             )
         return Fixed(replay)
     kind = SCHEDULES[settings.schedule]
-    drain = settings.finish == "drain"
-    options = ScheduleOptions(drain=drain, group_size=settings.group_size)
+    options = ScheduleOptions(drain=settings.finish == "drain", group_size=settings.group_size)
     if settings.pace == "free" and kind.free is not None:
         return kind.free(plans, options)
     return kind.lockstep(plans, options)

@@ -70,8 +70,7 @@ def build_data(
     if missing:
         check_missing(settings)
     lacks = why_not_on_a_device(with_facts_of(settings, *data))
-    backend = resolve_backend(settings.backend, lacks)
-    settings = resolved(settings, backend, sparse=is_sparse)
+    settings = resolved(settings, resolve_backend(settings.backend, lacks), sparse=is_sparse)
     check_memory(settings, data)
     scaling = Scaling.for_units(data.train, settings.visible_units)
     if scaling is not None:

@@ -284,12 +284,11 @@ def texts_of_settings(settings: Settings | None) -> dict[str, dict[str, str]]:
     """Return settings as texts by section and name; settings without a value are left out."""
     if settings is None:
         return {}
-    sections: dict[str, dict[str, Any]] = msgspec.to_builtins(settings)
     return {
         section: {
             name: setting_text(value) for name, value in fields.items() if value not in (None, "")
         }
-        for section, fields in sections.items()
+        for section, fields in msgspec.to_builtins(settings).items()
     }
 
 

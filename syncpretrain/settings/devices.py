@@ -129,7 +129,6 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
     optimizer, is_own = settings.optimizer, settings.products == "own"
     parts, is_async = max(settings.shards, settings.replicas or 1), settings.schedule == ASYNC
     off = {"unlabelled": "none", "normalization": "none", "input_noise": 0}
-    values = {name: getattr(settings, name) for name in off}
     refused = {
         f"with the optimizer {optimizer} of fine-tuning, which is SciPy's and computes on the CPU;"
         " take optimizer adam or sgd, or backend numpy": optimizer not in ("adam", "sgd"),
@@ -137,7 +136,7 @@ def why_not_tuned_on_a_device(settings: FinetuneSettings) -> str | None:
         f"with fine-tuning on schedule {ASYNC}, which computes on the CPU; {TAKE}": is_async,
         **{
             f"with finetune_{name} {value}, which computes on the CPU; {TAKE}": value != off[name]
-            for name, value in values.items()
+            for name, value in {name: getattr(settings, name) for name in off}.items()
         },
         "with fine-tuning split by columns, expected no split; a GPU works a whole minibatch at"
         " once. Or take backend numpy": settings.split == "columns",

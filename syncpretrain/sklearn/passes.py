@@ -110,8 +110,7 @@ class Usual(NamedTuple):
         errors = sum(part.sum(axis=0) for part in _parts(read, stack, squares)) / known
         codes = codes_of(stack, X).astype(np.float64)
         mean = codes.mean(axis=0)
-        covariance = np.atleast_2d(np.cov(codes, rowvar=False, bias=True))
-        variances, axes = np.linalg.eigh(covariance)
+        variances, axes = np.linalg.eigh(np.atleast_2d(np.cov(codes, rowvar=False, bias=True)))
         return cls(_bounded(errors), mean, axes / np.sqrt(_bounded(variances)))
 
     def strangeness(self, stack: Stack, X: Matrix) -> NDArray[np.float64]:
@@ -155,8 +154,7 @@ def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
 
 
 def _by_rows(X: Matrix, stack: Stack, function: Pass, dtype: np.dtype[Any] = DOUBLE) -> Matrix:
-    parts = [part.astype(dtype, copy=False) for part in _parts(X, stack, function)]
-    return np.concatenate(parts)
+    return np.concatenate([part.astype(dtype, copy=False) for part in _parts(X, stack, function)])
 
 
 def as_meant(stack: Stack, X: Matrix) -> Matrix:

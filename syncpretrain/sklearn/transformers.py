@@ -37,8 +37,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         y : ignored
         """
         self._check_odds()
-        rows = self._rows(X, reset=True)
-        self._fit(rows, self._seed())
+        self._fit(self._rows(X, reset=True), self._seed())
         self._online = None
         return self
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from syncpretrain.parallel.worker_pool import GLOBAL_DRAWS
 from syncpretrain.torch.losses import LocalLoss
 
 STEPPED = "epoch", "minibatch"  # after which a schedule is stepped
+MODAL = "dropout", "batchnorm", "instancenorm"  # files of PyTorch with modules that have modes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,14 @@ class Layout:
 
         Raises DataError if they are of another shape, or hold numbers that float32 cannot.
         """
+        for name, more, are_known in ("y", y, self.y_shape), ("weight", weight, self.is_weighted):
+            if more is not None and are_known in (None, False):
+                raise DataError(f"{name}: got it here, expected none as with the first examples")
         own = np.empty((len(x), self.width), np.float32)
         targets = own[:, self.inputs : self.width - self.is_weighted]
-        _write(own[:, : self.inputs], "X", x, self.shape)
+        _write(own[:, : self.inputs], "X", x, self.shape, self.dtype)
         if self.y_shape is not None:
-            _write(targets, "y", y, self.y_shape)
+            _write(targets, "y", y, self.y_shape, self.y_dtype)
         if self.classes is not None:
             if self.y_shape or self.y_dtype != torch.int64:
                 got = f"{self.y_dtype} of shape {self.y_shape}"
@@ -88,10 +93,15 @@ class Layout:
         return own
 
 
-def _write(out: Array, name: str, values: Any, shape: tuple[int, ...]) -> None:
-    found = np.asarray([] if values is None else values)
-    if found.dtype.kind == "c":
-        how = "real numbers; give real and imaginary parts as columns"
+def _write(
+    out: Array, name: str, values: Any, shape: tuple[int, ...], dtype: Any = torch.float32
+) -> None:
+    try:
+        found = np.asarray([] if values is None else values)
+    except ValueError as error:
+        raise DataError(f"{name}: expected numbers, a row an example ({error})") from error
+    if found.dtype.kind not in "biuf":
+        how = "real numbers; give real and imaginary parts of complex ones as columns"
         raise DataError(f"{name}: got {found.dtype}, expected {how}")
     if found.shape != (len(out), *shape):
         raise DataError(f"{name}: got shape {found.shape}, expected {(len(out), *shape)}")
@@ -103,6 +113,8 @@ def _write(out: Array, name: str, values: Any, shape: tuple[int, ...]) -> None:
         row, column = np.argwhere(~finite)[0]
         got = f"{out[row, column]} as float32 in row {row}, column {column}"
         raise DataError(f"{name}: got {got}, expected finite numbers")
+    if not dtype.is_floating_point and (own := out[out != np.trunc(out)]).size:
+        raise DataError(f"{name}: got {own[0]:g}, expected whole numbers as in the first examples")
 
 
 @dataclass(kw_only=True)
@@ -142,6 +154,9 @@ class Block:
         yield from (p for p in both.parameters() if p.requires_grad)
 
     def __getstate__(self) -> dict[str, Any]:
+        if any(own._backward_hooks for own in self.parameters()):
+            what = f"a parameter of block {self.number} has a hook, which is not sent"
+            raise SettingsError(f"runtime: got processes, but {what}; take threads")
         # As one whole, so that the optimizer has the parameters of the modules.
         for own in (*self.modules.modules(), *self.head.modules(), self.loss.kind):
             kind = type(own) if isinstance(own, nn.Module) else own
@@ -201,8 +216,10 @@ def blocks_of(model: Any) -> list[Any]:
     Raises SettingsError if it is no sequence, has no block, or two blocks share a parameter or
     buffer.
     """
-    if not isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple)):
-        raise SettingsError(f"model: got {type(model).__name__}, expected an nn.Sequential")
+    is_plain = getattr(type(model), "forward", None) is nn.Sequential.forward
+    if not is_plain and not isinstance(model, (nn.ModuleList, list, tuple)):
+        how = "an nn.Sequential without a forward of its own"
+        raise SettingsError(f"model: got {type(model).__name__}, expected {how}")
     check_kinds("model", model)
     groups: list[list[Any]] = [[]]
     for module in model:
@@ -234,21 +251,32 @@ def check_kinds(name: str, modules: Iterable[Any]) -> None:
 
 
 def check_apart(name: str, groups: Iterable[Iterable[Any]]) -> None:
-    """Refuse modules of blocks that share a tensor, or have one of another type.
+    """Refuse modules of blocks that share memory or a mode, or have a tensor of another type.
 
     Raises SettingsError.
     """
-    owner: dict[int, int] = {}
-    for i, group in enumerate(groups, start=1):
-        for tensor in (t for own in group for t in (*own.parameters(), *own.buffers())):
+    owner: dict[tuple[str, int], int] = {}
+    for i, group in enumerate(map(nn.ModuleList, groups), start=1):
+        found = []
+        for tensor in (*group.parameters(), *group.buffers()):
             kind = f"{tensor.dtype} on {tensor.device}"
             if tensor.is_floating_point() and kind != "torch.float32 on cpu":
                 how = "torch.float32 on cpu; take module.float().cpu()"
                 raise SettingsError(f"{name}: block {i} has {kind}, expected {how}")
-            if owner.setdefault(id(tensor), i) != i:
+            if tensor.numel():
+                found.append(("a parameter or buffer", tensor.untyped_storage().data_ptr()))
+        found += [("a module with modes", id(own)) for own in group.modules() if _has_modes(own)]
+        for own in found:
+            if owner.setdefault(own, i) != i:
                 how = "blocks train apart, so put both into one block, or give each its own"
-                both = f"blocks {owner[id(tensor)]} and {i}"
-                raise SettingsError(f"{name}: {both} share a parameter or buffer; {how}")
+                raise SettingsError(f"{name}: blocks {owner[own]} and {i} share {own[0]}; {how}")
+
+
+def _has_modes(module: Any) -> bool:
+    """Return whether a module may compute something else in evaluation mode."""
+    # A block is brought into that mode while others train. Users share activations and poolings.
+    package, _, file = type(module).__module__.rpartition(".")
+    return package != "torch.nn.modules" or file in MODAL or isinstance(module, nn.RReLU)
 
 
 def _has_weight(module: Any) -> bool:
@@ -329,12 +357,16 @@ def head_draws(block: Block, h: Any, rows: tuple[Any, Any, Any]) -> bool:
 
 @contextmanager
 def in_modes(modes: dict[Any, bool]) -> Iterator[None]:
-    """Have modules in training mode or not, and gradients on; leave all as it was found."""
+    """Have modules in training mode or not, gradients on, and no other precision of the caller's.
+
+    At the end all is as it was found.
+    """
     found = {module: module.training for module in modes}
     try:
         for module, mode in modes.items():
             module.training = mode
-        with torch.inference_mode(False), torch.enable_grad():
+        plain = torch.autocast("cpu", enabled=False)  # threads have none from their caller
+        with torch.inference_mode(False), torch.enable_grad(), plain:
             yield
     finally:
         for module, mode in found.items():
@@ -343,7 +375,7 @@ def in_modes(modes: dict[Any, bool]) -> Iterator[None]:
 
 def modes_of(model: Any) -> dict[Any, bool]:
     """Return the modes that modules train in: as they are, or all in training mode if none is."""
-    leaves = [own.training for own in model.modules() if not any(own.children())]
+    leaves = [own.training for own in model.modules() if not list(own.children())]
     return {own: own.training or not any(leaves) for own in model.modules()}
 
 
@@ -360,6 +392,9 @@ def finish(
             found = {id(p) for group in block.optimizer.param_groups for p in group["params"]}
         if not found <= set(map(id, own)):
             raise SettingsError(f"optimizer: got parameters that are not of block {block.number}")
+        for name, value in chain.from_iterable(map(dict.items, block.optimizer.param_groups)):
+            if isinstance(value, torch.Tensor):
+                raise SettingsError(f"optimizer: got a tensor as {name}, expected a number")
         for own, kind in ((block.optimizer, "LBFGS"), (block.scheduler, "ReduceLROnPlateau")):
             if type(own).__name__ == kind:
                 raise SettingsError(f"optimizer: got {kind}, expected one whose step needs nothing")

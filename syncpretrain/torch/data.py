@@ -61,7 +61,9 @@ def held_out_rows(validation: Any, layout: Layout) -> Array:
     """Return at most :data:`PROBE_ROWS` rows of validation examples; none without any."""
     if validation is None:
         return np.empty((0, layout.width), np.float32)
-    is_whole = isinstance(validation, (tuple, list)) or hasattr(validation, "shape")
+    kinds = tuple, list
+    is_whole = isinstance(validation, kinds) and not isinstance([*validation, None][0], kinds)
+    is_whole = is_whole or hasattr(validation, "shape")
     if not is_whole and not isinstance(validation, Iterable):
         got = type(validation).__name__
         raise DataError(f"validation: got {got}, expected (X, y) or an iterable of minibatches")
@@ -149,6 +151,9 @@ class _Passes:
     def __call__(self, number: int) -> Iterator[Array]:
         """Return an iterator over the minibatches of a pass."""
         state = seeded(self._seed + (number << 32), -LOADER << 32)
+        for own in (self._source, getattr(self._source, "sampler", None)):
+            if isinstance(given := getattr(own, "generator", None), torch.Generator):
+                given.set_state(state)
         with drawing(state):
             minibatches = iter(self._source)
         while True:

@@ -7,7 +7,6 @@ bits of training one block after another.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -68,6 +67,7 @@ class ModuleLearner(Learner):
 
     def __init__(self, layer: int, block: Block, settings: LayerSettings) -> None:
         self.block = block
+        self._parameters = list(nn.ModuleList([block.modules, block.head]).parameters())
         self._rate: float | None = None
         self._handed: tuple[Any, int] | None = None  # the output, and its version
         self._tail: Array = np.empty((0, 0), np.float32)  # targets and weights, beside it
@@ -75,10 +75,6 @@ class ModuleLearner(Learner):
         self._step = -1  # minibatch of the epoch, counted from 0
         self._is_left_out = True  # while all weights of a step's minibatches are 0
         super().__init__(layer, self.current(), settings)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleLearner:
-        # Its tensors are views of arrays, which copies of both would not be.
-        return ModuleLearner(self.layer, copy.deepcopy(self.block, memo), self.settings)
 
     def _train(self, layer: Any) -> None:
         self._allocate(self.batch_size)
@@ -123,8 +119,7 @@ class ModuleLearner(Learner):
         with self._computing():
             loss = self._loss(x, y, weight)
             if step % block.accumulate == 0:
-                clear_gradients(block.optimizer)
-                self._is_left_out = True
+                self._forget_gradients()
         if self._handed is not None and self._handed[0]._version != self._handed[1]:
             how = "which the block above reads too; begin it with a module that does not"
             what = f"the head of block {self.layer} changes its input in place"
@@ -135,6 +130,12 @@ class ModuleLearner(Learner):
                 parts = min(block.accumulate, block.steps - step + step % block.accumulate)
                 (loss / parts if parts > 1 else loss).backward()
         return float(loss.item()) * len(rows)
+
+    def _forget_gradients(self) -> None:
+        # Of all parameters, which ``clip`` reads: the optimizer may have been given some of them.
+        for own in self._parameters:
+            own.grad = None
+        self._is_left_out = True
 
     def _is_between_steps(self) -> bool:
         """Return whether more minibatches add to the gradient before the optimizer's step."""
@@ -280,17 +281,7 @@ class ModuleLearner(Learner):
     def restart(self) -> None:
         """Forget the optimizer's state and gradients, as before the first step."""
         self.block.optimizer.state.clear()
-        self.block.optimizer.zero_grad(set_to_none=True)
-        self._is_left_out = True
-
-
-def clear_gradients(optimizer: Any) -> None:
-    """Forget gradients as ``zero_grad`` of PyTorch, but without its record for a profiler."""
-    if getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
-        optimizer.zero_grad(set_to_none=True)
-    else:
-        for parameter in chain.from_iterable(own["params"] for own in optimizer.param_groups):
-            parameter.grad = None
+        self._forget_gradients()
 
 
 def _facts(state: Mapping[str, Array]) -> dict[str, Any]:

@@ -226,6 +226,17 @@ class LocalTrainer:
         head = self.heads[-1]
         return nn.Sequential(self.model, head.classes if isinstance(head, PredSimHead) else head)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._blocks:  # a pickle of a block is a whole, and has modules of its own
+            got, wanted = "a trainer that has trained", "its model; or take copy.deepcopy"
+            raise SettingsError(f"pickle: got {got}, expected {wanted}")
+        return self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalTrainer:
+        own = memo[id(self)] = object.__new__(type(self))
+        vars(own).update(copy.deepcopy(vars(self), memo))
+        return own
+
     def fit(
         self,
         X: Any,
@@ -275,10 +286,12 @@ class LocalTrainer:
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
         check_loss(self._loss, self._classes, has_targets=given.layout.y_shape is not None)
+        if self._every_block["noise"] and not given.layout.dtype.is_floating_point:
+            raise SettingsError("noise: got it with whole numbers as X, expected real numbers")
         held_out = held_out_rows(validation, given.layout)
         found = torch.get_num_threads()
         self._modes = self._modes or building.modes_of(nn.Sequential(self.model))
-        modes = self._modes | {own: True for head in self.heads for own in head.modules()}
+        modes = {own: True for head in self.heads for own in head.modules()} | self._modes
         try:
             with building.in_modes(modes):
                 self._build_blocks(given)
@@ -370,12 +383,14 @@ class LocalTrainer:
 
     def _head(self, number: int, below: tuple[int, ...], above: tuple[int, ...]) -> Any:
         # The caller's draws stay as they are.
-        with building.named(f"heads: block {number}"), torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(building.seeded(self._seed, number + (1 << 16)))
+        state = building.seeded(self._seed, number + (1 << 16))
+        with building.named(f"heads: block {number}"), building.drawing(state):
             if self._make_head is not None:
                 head = self._make_head(number, below, above)
                 building.check_kinds("heads", [head])
-                return head.train()
+                for own in set(head.modules()) - self._modes.keys():  # which may be of the network
+                    own.training = True
+                return head
             if self._is_classifier(number, above):
                 return nn.Identity()
             if callable(self._loss) and not self._classes:
@@ -384,7 +399,8 @@ class LocalTrainer:
 
     def _settings(self, given: Given, epochs: int, workers: int, runtime: str) -> PretrainSettings:
         widths = [given.layout.width, *(block.above.width for block in self._blocks)]
-        rates = [float(b.optimizer.param_groups[0]["lr"]) for b in self._blocks]
+        # Only factors of it are used, and a warm-up may begin with 0.
+        rates = [float(b.optimizer.param_groups[0]["lr"]) or 1.0 for b in self._blocks]
         how: dict[str, Any] = {"epochs": epochs, "runtime": runtime, "workers": workers}
         how |= {"handoff": "minibatch", "delay": 0.0, "products": "blas"}  # PyTorch multiplies
         how |= {"batch_size": given.batch_size, "seed": self._seed, "learning_rate": rates}
@@ -405,9 +421,10 @@ class LocalTrainer:
             gain, how = ideal[best], "at best"
             if best and self._runtime != "processes":
                 # Blocks of small operations wait for the interpreter, which has one lock.
-                copies = [probes, *(copy.deepcopy(probes) for _ in range(best))]
+                pairs = [(block, own.rows) for block, own in zip(self._blocks, probes, strict=True)]
+                copies = [[self._probe(given, *pair) for pair in pairs] for _ in range(best)]
                 alone = (best + 1) * sum(costs)
-                together = alone / least_seconds(copies, enough=alone / LEAST_GAIN)
+                together = alone / least_seconds([probes, *copies], enough=alone / LEAST_GAIN)
                 gain, how = min((gain, how), (together, f"{best + 1} threads"))
             workers = best + 1 if gain > LEAST_GAIN else 1
             times = ", ".join(f"{1000 * cost:.3g}" for cost in costs)
@@ -422,12 +439,15 @@ class LocalTrainer:
         """Return a copy of each block, which has trained on a minibatch, with its minibatch."""
         rows, probes = given.sample, list[Probe]()
         for block in self._blocks:
-            settings = self._settings(given, 1, 1, "serial").of_layer(block.number)
-            probe = Probe(ModuleLearner(block.number, copy.deepcopy(block), settings), rows)
-            probe.train()
-            probes.append(probe)
-            rows = probe.learner.up(rows)
+            probes.append(self._probe(given, block, rows))
+            probes[-1].train()
+            rows = probes[-1].learner.up(rows)
         return probes
+
+    def _probe(self, given: Given, block: Block, rows: Any) -> Probe:
+        settings = self._settings(given, 1, 1, "serial").of_layer(block.number)
+        with building.named(f"workers: auto cannot copy block {block.number}; give a number"):
+            return Probe(ModuleLearner(block.number, copy.deepcopy(block), settings), rows)
 
 
 class Probe(NamedTuple):

@@ -616,10 +616,9 @@ def _kind_of_blocks(text: str) -> Kind:
     limits = [(kind.lower, kind.upper, kind.learning_rate) for kind in ungrouped] + grouped
     lower, upper, rates = zip(*limits, strict=True)
     names = ("mean", "times_derivative", "sample", "log_sum", "energy", "bias_of")
-    equations: dict[str, Any] = {name: getattr(blocks, name) for name in names}
     return Kind(
         name=text,
-        **equations,
+        **{name: getattr(blocks, name) for name in names},
         noise="uniform",
         lower=min(lower),
         upper=max(upper),

@@ -166,8 +166,7 @@ class ThreadsRuntime(LinkedEpochs):
         return [_Present(worker, self._stop) for worker in self._workers]
 
     def _close(self) -> list[str]:
-        helpers = (name for worker in self._workers for name in worker.close())
-        return [*super()._close(), *helpers]
+        return [*super()._close(), *(name for worker in self._workers for name in worker.close())]
 
 
 class SerialRuntime:

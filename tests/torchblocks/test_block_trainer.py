@@ -1,5 +1,7 @@
 """What LocalTrainer makes of networks, losses and data, what it says, and what it refuses."""
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -10,7 +12,13 @@ torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torchnets import InPlace, Two, convolutional, digest, digest_of, perceptron, rows  # noqa: E402
 
 from syncpretrain.errors import DataError, DivergedError, SettingsError, WorkerError  # noqa: E402
@@ -238,7 +246,41 @@ class Turned(nn.Module):
         return x.to(torch.complex64) @ self.weight
 
 
+def alike(between):
+    """Return a network with a module between blocks that two of them share."""
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(12, 12), between, nn.Linear(12, 12), between, nn.Linear(12, 3))
+
+
+def of_one_memory():
+    network = alike(nn.ReLU())
+    network[2].weight = nn.Parameter(network[0].weight.data)
+    return network
+
+
+def with_one_dropout(number, below, above):
+    return nn.Sequential(MODAL, *linear(number, below, above))
+
+
+class Skipping(nn.Sequential):
+    """A sequence that is more than its modules in their order."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Keeping(nn.Linear):
+    """A block that keeps what it computed, which cannot be copied then."""
+
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last
+
+
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
+MODAL = nn.Dropout(0.5)
+SHARING = {"heads": with_one_dropout, "loss": "cross-entropy"}
+OF_A_TENSOR = lambda parameters: torch.optim.Adam(parameters, torch.tensor(1e-3))  # noqa: E731
 OTHER = nn.Parameter(torch.zeros(1))  # of no block
 WITH_OTHER = lambda parameters: torch.optim.Adam([*parameters, OTHER])  # noqa: E731
 OF_OTHER = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([OTHER], 0.1), 1)
@@ -249,6 +291,13 @@ CASES = [
     (lambda: nn.Sequential(nn.ReLU()), {}, "no module with a weight"),
     (lambda: nn.Sequential(Two(12, 3)), {}, "block 1 returns tuple, expected one"),
     (shared, {}, "blocks 2 and 3 share a parameter"),
+    (of_one_memory, {}, "model: blocks 1 and 2 share a parameter or buffer; blocks train apart"),
+    (lambda: alike(nn.Dropout(0.3)), {}, "model: blocks 1 and 2 share a module with modes; blocks"),
+    (lambda: alike(nn.RReLU()), {}, "model: blocks 1 and 2 share a module with modes"),
+    (lambda: alike(InPlace(12, 12)), {}, "model: blocks 2 and 4 share a parameter or buffer"),
+    (lambda: Skipping(nn.Linear(12, 12)), {}, "got Skipping, expected an nn.Sequential without a"),
+    (perceptron, SHARING, "heads: blocks 1 and 2 share a module with modes; blocks train"),
+    (perceptron, {"optimizer": OF_A_TENSOR}, "optimizer: got a tensor as lr, expected a number"),
     (lambda: perceptron().double(), {}, FLOAT64),
     (lambda: nn.Sequential(Turned(), nn.Linear(8, 3)), {}, "block 1 returns torch.complex64, .*wr"),
     (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
@@ -395,6 +444,13 @@ BROKEN = [
     ({"validation": 3}, r"validation: got int, expected \(X, y\) or an iterable of minibatches"),
     ({"validation": (3, 4)}, r"validation: object of type 'int' has no len\(\)"),
     ({"validation": (rows(60)[0],) * 4}, "validation: X: got 4 parts of a minibatch"),
+    (
+        {"validation": (rows(60)[0], rows(60)[1] + 0.5)},
+        r"y: got [0-2]\.5, expected whole numbers as in",
+    ),
+    ({"validation": (*rows(60), np.ones(60))}, "weight: got it here, expected none as with the fi"),
+    ({"weight": np.full(60, "2")}, "weight: got <U1, expected real numbers"),
+    ({"weight": [[1]] * 59 + [[1, 2]]}, "weight: expected numbers, a row an example"),
     ({"X": np.where(np.arange(720) == 15, np.nan, 0).reshape(60, 12)}, "nan .* row 1, column 3"),
     ({"X": np.full((60, 12), 1e300)}, "X: got inf as float32 in row 0, column 0"),
 ]
@@ -529,3 +585,173 @@ def test_a_block_that_trains_nothing_is_passed_through():
     fitted(network, *rows(60), clip=1.0)
     assert digest(network[-1]) == before
     assert digest(network[0]) != first
+
+
+@pytest.mark.parametrize("between", [nn.ReLU(), nn.Flatten(), nn.Identity()])
+def test_blocks_may_share_a_module_without_modes(between):
+    X, y = rows(60)
+    one, own = (fitted(alike(between), X, y, runtime=r, workers=2) for r in ("serial", "threads"))
+    assert digest_of(one) == digest_of(own)
+
+
+def test_validation_is_a_pair_or_minibatches():
+    X, y = rows(60)
+    parts = [(X[:25], y[:25]), (X[25:], y[25:])]
+    found = []
+    for validation in ((X, y), [X, y], parts, tuple(parts)):
+        own = trainer_of(drop_free()).fit(X, y, batch_size=30, validation=validation)
+        found.append([curve.validation for curve in own.history.layers])
+    assert found == found[:1] * 4
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (lambda X, y: (X, y + 0.5), r"y: got [0-2]\.5, expected whole numb"),
+        (lambda X, y: (X, y, np.ones(30)), "weight: got it here, expected none"),
+    ],
+)
+def test_later_minibatches_are_of_the_kind_of_the_first(second, message):
+    X, y = rows(30)
+    with pytest.raises(DataError, match=message):
+        fitted(perceptron(), [(X, y), second(X, y)])
+
+
+def test_whole_numbers_stay_whole_and_take_no_noise():
+    X, y = np.arange(360).reshape(30, 12) % 50, rows(30)[1]
+    with pytest.raises(SettingsError, match="noise: got it with whole numbers as X"):
+        fitted(sparse(), X, y, noise=0.2, optimizer=sgd(0.1))
+    with pytest.raises(DataError, match=r"validation: X: got 0\.25, expected whole"):
+        trainer_of(sparse(), optimizer=sgd(0.1)).fit(X, y, validation=(X + 0.25, y))
+
+
+def test_the_precision_of_the_caller_changes_no_bit():
+    X, y = rows(60)
+    alone = fitted(perceptron(), X, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = fitted(perceptron(), X, y)
+    assert digest_of(alone) == digest_of(inside)
+
+
+def weights_alone(parameters):
+    return torch.optim.SGD([p for p in parameters if p.dim() > 1], 0.1)
+
+
+def test_gradients_of_parameters_that_are_not_trained_do_not_add_up():
+    """The norm that ``clip`` limits is of all parameters, whoever trains them."""
+    X, y = rows(60)
+    network = nn.Sequential(nn.Linear(12, 3))
+    other = nn.Sequential(nn.Linear(12, 3))
+    other.load_state_dict(network.state_dict())
+    network[0].bias.grad = torch.full((3,), 1e3)
+    how = {"optimizer": weights_alone, "clip": 0.01, "loss": "cross-entropy"}
+    fitted(network, X, y, batch_size=60, epochs=3, **how)
+    optimizer = weights_alone(list(other.parameters()))
+    for _ in range(3):
+        other.zero_grad()
+        functional.cross_entropy(other(torch.from_numpy(X)), torch.from_numpy(y)).backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.01)
+        optimizer.step()
+    torch.testing.assert_close(network[0].weight, other[0].weight, rtol=1e-5, atol=1e-6)
+
+
+def warmed_up(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 2))
+
+
+def to_zero(optimizer):
+    return torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=2)
+
+
+@pytest.mark.parametrize("scheduler", [warmed_up, to_zero])
+def test_a_rate_of_0_is_a_rate(scheduler):
+    X, y = rows(60)
+    network = perceptron()
+    before = digest(network)
+    how = {"scheduler": scheduler, "scheduler_every": "minibatch", "optimizer": sgd(0.1)}
+    own = fitted(network, X, y, epochs=2, **how)
+    assert digest(network) != before
+    own.fit(X, y, batch_size=30)
+
+
+class Wrapped(nn.Module):
+    """A block around a module that has no length, as compiled ones."""
+
+    class Inner(nn.Linear):
+        def __len__(self):
+            raise TypeError("Linear does not support len()")
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Wrapped.Inner(12, 3)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_modules_inside_are_not_asked_for_their_length():
+    fitted(nn.Sequential(Wrapped()), *rows(60))
+
+
+@pytest.mark.parametrize("of_sampler", [False, True])
+def test_a_generator_of_a_loader_follows_from_the_seed(of_sampler):
+    data = TensorDataset(*map(torch.from_numpy, rows(60)))
+    draws = torch.Generator().manual_seed(3)
+    how = {"sampler": RandomSampler(data, generator=draws)} if of_sampler else {"shuffle": True}
+    loader = DataLoader(data, batch_size=16, generator=None if of_sampler else draws, **how)
+    first, again = (trainer_of(drop_free()).fit(loader, epochs=2) for _ in range(2))
+    assert digest_of(first) == digest_of(again)
+    assert digest_of(first) != digest_of(trainer_of(drop_free(), seed=1).fit(loader, epochs=2))
+
+
+def drop_free():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Around(nn.Module):
+    """A head that has modules of its block."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.linear = block, nn.Linear(8, 3)
+
+    def forward(self, h):
+        return self.linear(h)
+
+
+def test_a_head_leaves_the_modes_of_its_block():
+    network = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8))
+    network[1].eval()
+    how = {"heads": lambda *_: Around(network).eval(), "loss": "cross-entropy"}
+    own = fitted(network, *rows(60), **how)
+    own.fit(*rows(60), batch_size=30)
+    assert network[1].num_batches_tracked == 0
+    assert own.heads[0].linear.training
+
+
+def test_a_trainer_that_has_trained_is_copied_and_not_pickled():
+    X, y = rows(60)
+    own = pickle.loads(pickle.dumps(trainer_of(drop_free()))).fit(X, y)
+    with pytest.raises(SettingsError, match="pickle: got a trainer that has trained, expected its"):
+        pickle.dumps(own)
+    copied, before = copy.deepcopy(own), digest(own.model)
+    copied.fit(X, y)
+    assert digest(own.model) == before != digest(copied.model)
+
+
+def test_what_cannot_be_copied_to_be_measured_is_named(monkeypatch):
+    monkeypatch.setattr(trainer, "usable_cores", lambda: 2)
+    X, y = rows(60)
+    network = nn.Sequential(Keeping(12, 8), nn.Linear(8, 3))
+    own = LocalTrainer(network, classes=3).fit(X, y, batch_size=30)
+    with pytest.raises(SettingsError, match="workers: auto cannot copy block 1; give a number: "):
+        own.fit(X, y, batch_size=30)
+
+
+def test_a_parameter_with_a_hook_is_refused_for_processes():
+    modules = nn.Linear(12, 3)
+    modules.weight.register_hook(torch.neg)
+    parts = {"modules": modules, "head": nn.Identity(), "loss": trainer.LocalLoss("predsim")}
+    with pytest.raises(SettingsError, match="a parameter of block 1 has a hook, which is not sent"):
+        block.Block(number=1, below=None, above=None, **parts).__getstate__()

@@ -79,8 +79,7 @@ class LocalSteps:
         self.replica, self.fetched, self.change = replica, fetched, change
         arrays = [array.reshape(-1) for array in replica.parameters]
         ends = list(accumulate((array.size for array in arrays), initial=0))
-        slices = [slice(a, b) for a, b in pairwise(ends)]
-        self._parts = list(zip(arrays, slices, strict=True))
+        self._parts = list(zip(arrays, [slice(a, b) for a, b in pairwise(ends)], strict=True))
         # Where the steps since the last push began, unless at a fetch. Allocated on first use: with
         # a fetch before each push it is never needed.
         self._own: Array | None = None

@@ -430,8 +430,7 @@ def check_way(way: Way, options: Options, devices: Sequence[int]) -> None:
             f"epochs: got {max(settings.epochs)}, expected at most {PLAYED_EPOCHS}, which are"
             " played one by one; what follows grows in proportion"
         )
-    any_costs = [LayerCosts(step=1.0)] * (len(settings.layers) - 1)
-    job = options.job(way, any_costs)
+    job = options.job(way, [LayerCosts(step=1.0)] * (len(settings.layers) - 1))
     if not isinstance(job.replicas, str):
         Placed.of(job, min(devices))
 

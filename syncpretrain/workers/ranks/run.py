@@ -179,8 +179,7 @@ class RunRanks(Place):
                 continue
             data = sent if any(job.reads_data for job in own) else None
             self._begun.append(rank)
-            numbers = ", ".join(str(job.number) for job in own)
-            self.own.describe(rank, self.called.format(numbers))
+            self.own.describe(rank, self.called.format(", ".join(str(job.number) for job in own)))
             run = RunJob(self.run, own, data, self.blas_threads, self.times)
             self.transport.send(rank, worker.CONTROL, run)
         return list(self.links.values())

@@ -299,8 +299,7 @@ class StreamedLayer(BaseStreamedLayer):
         assert self._above is not None
         start, last = (numbers[0] - first) * self._passes.batch_size, numbers[-1]
         rows = self._passes.rows(numbers[0], last)
-        staged = _finite(self._staged[start : start + rows])
-        self._above.minibatches.fill(numbers[0], last, staged)
+        self._above.minibatches.fill(numbers[0], last, _finite(self._staged[start : start + rows]))
 
     def _symptom(self, ends: bool) -> str:
         """Look at the errors that can be looked at; return what is wrong, or nothing.

@@ -352,8 +352,7 @@ class LinkedStream(Closing, Stream):
         self.place.kill()
 
     def _open(self) -> None:
-        links = self.place.start(self.jobs())
-        for layer, link in zip(self.layers, links, strict=True):
+        for layer, link in zip(self.layers, self.place.start(self.jobs()), strict=True):
             layer.connect(link, self)
 
     def _close(self) -> list[str]:
