@@ -367,10 +367,12 @@ class LocalTrainer:
         """Refuse a last minibatch of one example, where a block cannot train on that."""
         if len(given.train) % given.batch_size != 1 and given.batch_size != 1:
             return
+        x, *others = given.layout.cut(given.sample[:1])
         for block in self._blocks:
-            x = torch.ones((1, *block.below.shape), dtype=block.below.dtype)
             try:
-                building.handed_up(block.number, block.modules, x)
+                h, _ = building.handed_up(block.number, block.modules, x)
+                building.head_draws(block, h, (x, *others))
+                x = h
             except SettingsError as error:
                 why = "batch_size: the last minibatch has one example; take another, or drop_last"
                 raise SettingsError(f"{why} ({error})") from error

@@ -252,6 +252,11 @@ def alike(between):
     return nn.Sequential(nn.Linear(12, 12), between, nn.Linear(12, 12), between, nn.Linear(12, 3))
 
 
+def small():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
 def of_one_memory():
     network = alike(nn.ReLU())
     network[2].weight = nn.Parameter(network[0].weight.data)
@@ -260,6 +265,10 @@ def of_one_memory():
 
 def with_one_dropout(number, below, above):
     return nn.Sequential(MODAL, *linear(number, below, above))
+
+
+def normalized_first(number, below, above):
+    return nn.Sequential(nn.BatchNorm1d(*above), nn.Linear(*above, 3))
 
 
 class Skipping(nn.Sequential):
@@ -279,6 +288,7 @@ class Keeping(nn.Linear):
 
 PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
 MODAL = nn.Dropout(0.5)
+ONE_LEFT = {"batch_size": 59, "heads": normalized_first, "loss": "cross-entropy"}
 SHARING = {"heads": with_one_dropout, "loss": "cross-entropy"}
 OF_A_TENSOR = lambda parameters: torch.optim.Adam(parameters, torch.tensor(1e-3))  # noqa: E731
 OTHER = nn.Parameter(torch.zeros(1))  # of no block
@@ -343,6 +353,7 @@ CASES = [
     (perceptron, {"block_threads": 0}, "block_threads: got 0, expected a whole number"),
     (perceptron, {"batch_size": 0}, "batch_size: got 0, expected a whole number"),
     (perceptron, {"batch_size": 59}, "the last minibatch has one example; .* more than 1 value"),
+    (small, ONE_LEFT, r"the last minibatch has one example; .* head .* more than 1 value"),
     (perceptron, {"scheduler_every": "week"}, "scheduler_every: got 'week'"),
     (perceptron, {"workers": True}, "workers: got True, expected auto, or 1 or more"),
     (perceptron, {"observers": [print, 3]}, "observers: got 3, expected functions of an event"),
@@ -599,7 +610,7 @@ def test_validation_is_a_pair_or_minibatches():
     parts = [(X[:25], y[:25]), (X[25:], y[25:])]
     found = []
     for validation in ((X, y), [X, y], parts, tuple(parts)):
-        own = trainer_of(drop_free()).fit(X, y, batch_size=30, validation=validation)
+        own = trainer_of(small()).fit(X, y, batch_size=30, validation=validation)
         found.append([curve.validation for curve in own.history.layers])
     assert found == found[:1] * 4
 
@@ -699,14 +710,9 @@ def test_a_generator_of_a_loader_follows_from_the_seed(of_sampler):
     draws = torch.Generator().manual_seed(3)
     how = {"sampler": RandomSampler(data, generator=draws)} if of_sampler else {"shuffle": True}
     loader = DataLoader(data, batch_size=16, generator=None if of_sampler else draws, **how)
-    first, again = (trainer_of(drop_free()).fit(loader, epochs=2) for _ in range(2))
+    first, again = (trainer_of(small()).fit(loader, epochs=2) for _ in range(2))
     assert digest_of(first) == digest_of(again)
-    assert digest_of(first) != digest_of(trainer_of(drop_free(), seed=1).fit(loader, epochs=2))
-
-
-def drop_free():
-    torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    assert digest_of(first) != digest_of(trainer_of(small(), seed=1).fit(loader, epochs=2))
 
 
 class Around(nn.Module):
@@ -732,7 +738,7 @@ def test_a_head_leaves_the_modes_of_its_block():
 
 def test_a_trainer_that_has_trained_is_copied_and_not_pickled():
     X, y = rows(60)
-    own = pickle.loads(pickle.dumps(trainer_of(drop_free()))).fit(X, y)
+    own = pickle.loads(pickle.dumps(trainer_of(small()))).fit(X, y)
     with pytest.raises(SettingsError, match="pickle: got a trainer that has trained, expected its"):
         pickle.dumps(own)
     copied, before = copy.deepcopy(own), digest(own.model)
