@@ -205,7 +205,8 @@ class ModuleLearner(Learner):
     def _computing(self) -> ExitStack:
         stack, block = ExitStack(), self.block
         if block.precision is not None:
-            stack.enter_context(torch.autocast("cpu", block.precision))
+            # Inside another context a cache of cast weights would outlive the steps that move them.
+            stack.enter_context(torch.autocast("cpu", block.precision, cache_enabled=False))
         if block.draws:
             stack.enter_context(drawing(block.generator))
         return stack

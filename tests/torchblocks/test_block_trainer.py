@@ -636,11 +636,13 @@ def test_whole_numbers_stay_whole_and_take_no_noise():
         trainer_of(sparse(), optimizer=sgd(0.1)).fit(X, y, validation=(X + 0.25, y))
 
 
-def test_the_precision_of_the_caller_changes_no_bit():
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_the_precision_of_the_caller_changes_no_bit(precision):
     X, y = rows(60)
-    alone = fitted(perceptron(), X, y)
+    how = {"runtime": "threads", "workers": 2, "precision": precision, "epochs": 2}
+    alone = fitted(perceptron(), X, y, **how)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = fitted(perceptron(), X, y)
+        inside = fitted(perceptron(), X, y, **how | {"runtime": "serial"})
     assert digest_of(alone) == digest_of(inside)
 
 
