@@ -199,8 +199,7 @@ class StackPredictor(StackEstimator):
         """Train on examples and the targets of some of them."""
         self._check_tuning(objective, self.finetune_epochs)
         seed, self.n_unlabelled_ = self._seed(), X.shape[0] - len(targets.rows)
-        self.teachers_ = {}
-        outputs = self._asked(are_few=True).width
+        outputs, self.teachers_ = self._asked(are_few=True).width, {}
         asks = self._is_to_ask(self._seen(X)[0], len(targets.rows), outputs)
         train = self._taught if asks else self._trained
         self.stack_ = train(X, targets, seed, objective)

@@ -151,7 +151,8 @@ class _Passes:
     def __call__(self, number: int) -> Iterator[Array]:
         """Return an iterator over the minibatches of a pass."""
         state = seeded(self._seed + (number << 32), -LOADER << 32)
-        for own in (self._source, getattr(self._source, "sampler", None)):
+        batches = getattr(self._source, "batch_sampler", None)  # of a loader, whose sampler it has
+        for own in (self._source, getattr(batches, "sampler", None)):
             if isinstance(given := getattr(own, "generator", None), torch.Generator):
                 given.set_state(state)
         with drawing(state):

@@ -401,7 +401,7 @@ class LocalTrainer:
 
     def _settings(self, given: Given, epochs: int, workers: int, runtime: str) -> PretrainSettings:
         widths = [given.layout.width, *(block.above.width for block in self._blocks)]
-        # Only factors of it are used, and a warm-up may begin with 0.
+        # Only factors of a rate are used, and a warm-up may begin with 0.
         rates = [float(b.optimizer.param_groups[0]["lr"]) or 1.0 for b in self._blocks]
         how: dict[str, Any] = {"epochs": epochs, "runtime": runtime, "workers": workers}
         how |= {"handoff": "minibatch", "delay": 0.0, "products": "blas"}  # PyTorch multiplies

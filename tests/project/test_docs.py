@@ -59,8 +59,8 @@ NOT_OURS = {"--batches", "--cases", "--dist", "--draws", "--editable", "--enviro
 NOT_OURS |= {"--accuracy", "--first", "--memory", "--network", "--rate", "--upper-epochs"}
 NOT_OURS |= {"--compare", "--cpu", "--emulated", "--every", "--hosts", "--limit", "--logdir"}
 NOT_OURS |= {"--only", "--peers", "--python", "--quiet", "--rounds", "--rows", "--sanitize"}
-NOT_OURS |= {"--seconds", "--share", "--sleep", "--steps", "--tables", "--through", "--times"}
-NOT_OURS |= {"--turns", "--units", "--write"}
+NOT_OURS |= {"--seconds", "--share", "--sleep", "--steps", "--table", "--tables", "--through"}
+NOT_OURS |= {"--times", "--turns", "--units", "--write"}
 
 
 @pytest.fixture(scope="module", autouse=True)

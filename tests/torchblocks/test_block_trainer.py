@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="blocks of PyTorch need it")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import (  # noqa: E402
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -706,12 +707,17 @@ def test_modules_inside_are_not_asked_for_their_length():
     fitted(nn.Sequential(Wrapped()), *rows(60))
 
 
-@pytest.mark.parametrize("of_sampler", [False, True])
-def test_a_generator_of_a_loader_follows_from_the_seed(of_sampler):
+@pytest.mark.parametrize("of", ["loader", "sampler", "batch_sampler"])
+def test_a_generator_of_a_loader_follows_from_the_seed(of):
     data = TensorDataset(*map(torch.from_numpy, rows(60)))
     draws = torch.Generator().manual_seed(3)
-    how = {"sampler": RandomSampler(data, generator=draws)} if of_sampler else {"shuffle": True}
-    loader = DataLoader(data, batch_size=16, generator=None if of_sampler else draws, **how)
+    own = RandomSampler(data, generator=draws)
+    how = {
+        "loader": {"batch_size": 16, "shuffle": True, "generator": draws},
+        "sampler": {"batch_size": 16, "sampler": own},
+        "batch_sampler": {"batch_sampler": BatchSampler(own, 16, drop_last=False)},
+    }[of]
+    loader = DataLoader(data, **how)
     first, again = (trainer_of(small()).fit(loader, epochs=2) for _ in range(2))
     assert digest_of(first) == digest_of(again)
     assert digest_of(first) != digest_of(trainer_of(small(), seed=1).fit(loader, epochs=2))
