@@ -38,7 +38,7 @@ from syncpretrain.workers.restarts import Restarts
 RUNTIMES = "serial", "threads", "processes", "mpi", "auto"
 PRECISIONS = None, torch.bfloat16, torch.float16  # that PyTorch casts to on a CPU
 MEASURED_STEPS = 3  # of which the least time counts
-MEASURED_SECONDS = 0.05  # a block, at most; one step more may be running by then
+MEASURED_SECONDS = 0.02  # a block, at most; one step more may be running by then
 LEAST_GAIN = 1.1  # that a second worker must promise
 PROBED_ROWS = 4  # of which the shapes are learned
 # Minibatches wait between two blocks in at most so many bytes, but two of any size: one is read

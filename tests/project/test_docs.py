@@ -31,7 +31,7 @@ RUN = [block for block in BLOCKS if "not run" not in block.marks]
 NOT_RUN = {  # reason: blocks
     "needs a GPU": 3,
     "needs a C compiler": 1,
-    "needs an MPI library": 12,
+    "needs an MPI library": 13,
     "needs an MPI library, and root": 2,
     "installs packages": 1,
     "needs two GPUs": 1,
