@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from syncpretrain.cluster.engine import Buffer, Envelope
 from syncpretrain.cluster.transport import Transport
+from syncpretrain.kernels.arrays import Array
+from syncpretrain.learners.steps import LearnerStep
 
-__all__ = ["Emulation", "Link", "emulate", "pipeline_seconds"]
+__all__ = ["Emulation", "Link", "emulate", "only_take_time", "pipeline_seconds"]
 
 FORWARD = 1 / 3  # of a step's time
 
@@ -77,6 +81,21 @@ def emulate(transport: Transport, link: Link | None) -> None:
         engine.take_arrived = own.take_arrived  # type: ignore[method-assign]
         engine.wait = own.wait  # type: ignore[method-assign]
     own.link = link or Link()
+
+
+def only_take_time(kind: Any, seconds: Sequence[float]) -> None:
+    """Let the steps of a kind take some seconds of each layer on this rank, and compute nothing."""
+
+    def train_step(self: LearnerStep, X: Array, rows: object, **how: object) -> float:
+        time.sleep(seconds[self.learner.layer - 1])
+        return 0.0
+
+    def hand_up(self: LearnerStep, out: Array) -> bool:
+        out.fill(0.5)
+        return True
+
+    kind.train_step = train_step
+    LearnerStep.hand_up = hand_up  # type: ignore[method-assign]
 
 
 def pipeline_seconds(

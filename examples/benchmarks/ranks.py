@@ -18,18 +18,16 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from _links import Link, emulate
+from _links import Link, emulate, only_take_time
 
 from syncpretrain.cluster.job import using
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.data import load_dataset
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.learners.steps import ByUnits, LearnerStep
+from syncpretrain.learners.steps import ByUnits
 from syncpretrain.pretraining.driver import driver_for
 from syncpretrain.pretraining.on_ranks import on_every_rank
 from syncpretrain.settings import settings_from
@@ -49,7 +47,7 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0.0)
     options = parser.parse_args()
     if options.steps:
-        only_take_time(options.steps)
+        only_take_time(ByUnits, options.steps)
     transport = Transport(MPIEngine())
     with using(transport):
         if options.sleep:
@@ -85,21 +83,6 @@ def show_times(transport: Transport, options: argparse.Namespace) -> None:
     for name, times in found.items():
         if not transport.rank:
             print(f"{name}: {median(times):.2f} s ({min(times):.2f} to {max(times):.2f})")
-
-
-def only_take_time(seconds: Sequence[float]) -> None:
-    """Let the steps of layers take some seconds, on every rank, and compute nothing."""
-
-    def train_step(self: ByUnits, X: Array, rows: object, **how: object) -> float:
-        time.sleep(seconds[self.learner.layer - 1])
-        return 0.0
-
-    def hand_up(self: LearnerStep, out: Array) -> bool:
-        out.fill(0.5)
-        return True
-
-    ByUnits.train_step = train_step  # type: ignore[method-assign]
-    LearnerStep.hand_up = hand_up  # type: ignore[method-assign]
 
 
 def timed(data: object, runtime: str, options: argparse.Namespace) -> tuple[float, str]:

@@ -232,7 +232,8 @@ def accuracy(options: argparse.Namespace) -> None:
     else:
         found: Any = load_dataset("mnist")
         test = torch.from_numpy(found.test.reshape(-1, 1, 28, 28))
-        data = Examples(*digits(options.rows), test, torch.from_numpy(found.test_labels))
+        rows = options.rows or len(found.train)
+        data = Examples(*digits(rows), test, torch.from_numpy(found.test_labels))
         classes = CLASSES
     torch.set_num_threads(1)
     table = []
@@ -262,7 +263,7 @@ def accuracy(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--network", choices=NETWORKS, default="large")
-    parser.add_argument("--rows", type=int, default=5000)
+    parser.add_argument("--rows", type=int, help="5000; with --accuracy all digits there are")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--accuracy", type=int, metavar="SEEDS", help="instead of times")
@@ -272,9 +273,10 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="instead of times")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    size = ["--network", options.network, "--rows", str(options.rows)]
+    rows = options.rows or 5000
+    size = ["--network", options.network, "--rows", str(rows)]
     if options.one:
-        print(json.dumps(measure(options.one, options.network, options.rows)))
+        print(json.dumps(measure(options.one, options.network, rows)))
         return
     if options.memory:
         memory()
@@ -289,7 +291,7 @@ def main() -> None:
     )
     plain = [way for way in options.ways if not way.startswith("syncpretrain")]
     best = min(plain, key=lambda way: median(x["seconds"] for x in outcomes[way]))
-    steps = -(-options.rows // NETWORKS[options.network][1])
+    steps = -(-rows // NETWORKS[options.network][1])
     table = [
         (
             way,

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _links import Link, emulate, pipeline_seconds
+from _links import Link, emulate, only_take_time, pipeline_seconds
 from _timing import rst_table
 from torch import nn
 
@@ -28,28 +28,12 @@ from syncpretrain.cluster.job import using
 from syncpretrain.cluster.mpi import MPIEngine
 from syncpretrain.cluster.transport import Transport
 from syncpretrain.events import EpochFinished
-from syncpretrain.kernels.arrays import Array
-from syncpretrain.learners.steps import LearnerStep, WholeStep
+from syncpretrain.kernels.arrays import FLOAT_BYTES
+from syncpretrain.learners.steps import WholeStep
 from syncpretrain.torch import LocalTrainer
 
-FLOAT_BYTES = 4
 SHARES = (4.0, 2.0, 1.5, 1.1, 1.0, 0.5)  # of the bandwidth that is needed
 PARTS = 4, 8, 16  # of a minibatch, in the pipeline
-
-
-def only_take_time(seconds: float) -> None:
-    """Let the steps of all blocks take some seconds, on every rank, and compute nothing."""
-
-    def train_step(self: WholeStep, X: Array, rows: object, **how: object) -> float:
-        time.sleep(seconds)
-        return 0.0
-
-    def hand_up(self: LearnerStep, out: Array) -> bool:
-        out.fill(0.5)
-        return True
-
-    WholeStep.train_step = train_step  # type: ignore[method-assign]
-    LearnerStep.hand_up = hand_up  # type: ignore[method-assign]
 
 
 def epoch_seconds(units: int, batch_size: int, steps: int, blocks: int, epochs: int = 3) -> float:
@@ -79,8 +63,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
     options = parser.parse_args()
-    only_take_time(options.seconds)
     transport = Transport(MPIEngine())
+    only_take_time(WholeStep, [options.seconds] * transport.size)
     size = FLOAT_BYTES * options.batch_size * options.units
     needed = size / options.seconds
     found: dict[float, list[float]] = {share: [] for share in (math.inf, *options.shares)}
