@@ -124,20 +124,6 @@ def _mean(loss: Any, weight: Any) -> Any:
     return each.mul(weight).sum() / (weight.sum() or 1)
 
 
-def check_loss(loss: Any, classes: int | None, *, has_targets: bool) -> None:
-    """Refuse a loss that lacks what it needs.
-
-    Raises SettingsError.
-    """
-    if not callable(loss) and loss not in LOSSES:
-        wanted = f"{', '.join(LOSSES)} or a function of outputs and targets"
-        raise SettingsError(f"loss: got {loss!r}, expected {wanted}")
-    if loss in LOSSES[:2] and not classes:
-        raise SettingsError(f"classes: got nothing with loss {loss}, expected their number")
-    if loss != "reconstruction" and not has_targets:
-        raise SettingsError(f"y: got nothing with loss {loss}, expected the targets of each row")
-
-
 def noisy(x: Any, share: float) -> Any:
     """Return inputs with a random share of their numbers set to 0; they are floating-point."""
     return x * (torch.rand_like(x) >= share)

@@ -31,7 +31,7 @@ from syncpretrain.torch import block as building
 from syncpretrain.torch.block import STEPPED, Block, Layout
 from syncpretrain.torch.data import Given, given_rows, held_out_rows
 from syncpretrain.torch.learner import ModuleLearner, SavedFit, build_block, load_layer, load_state
-from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, check_loss, default_head
+from syncpretrain.torch.losses import LOSSES, LocalLoss, PredSimHead, default_head
 from syncpretrain.workers.activations import Split
 from syncpretrain.workers.restarts import Restarts
 
@@ -186,6 +186,7 @@ class LocalTrainer:
         self._modules = building.blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
         is_chosen = workers == "auto" or building.is_count(workers)
+        known = f"{', '.join(LOSSES)} or a function of outputs and targets"
         is_norm = clip is None or (hasattr(clip, "__float__") and 0 < clip < math.inf)
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
             ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
@@ -196,6 +197,8 @@ class LocalTrainer:
             ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
             ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
             ("workers", not is_chosen, workers, "auto, or 1 or more"),
+            ("loss", not callable(loss) and loss not in LOSSES, loss, known),
+            ("classes", loss in LOSSES[:2] and classes is None, None, f"a number with loss {loss}"),
         ):
             if is_wrong:
                 raise SettingsError(f"{name}: got {building.shown(own)}, expected {expected}")
@@ -285,7 +288,9 @@ class LocalTrainer:
         how: dict[str, Any] = {"batch_size": batch_size, "passes": epochs, "seed": self._seed}
         classes = self._classes if self._loss in LOSSES[:2] else None
         given = given_rows(X, y, weight, classes=classes, **how)
-        check_loss(self._loss, self._classes, has_targets=given.layout.y_shape is not None)
+        if self._loss != "reconstruction" and given.layout.y_shape is None:
+            got = f"nothing with loss {self._loss}"
+            raise SettingsError(f"y: got {got}, expected the targets of each row")
         if self._every_block["noise"] and not given.layout.dtype.is_floating_point:
             raise SettingsError("noise: got it with whole numbers as X, expected real numbers")
         held_out = held_out_rows(validation, given.layout)

@@ -315,7 +315,7 @@ CASES = [
     (perceptron, {"heads": lambda *_: nn.Linear(5, 3)}, "the head or the loss of block 1 fails: "),
     (perceptron, {"heads": linear}, "returns one output with loss predsim, expected the sco"),
     (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
-    (perceptron, {"classes": None}, "classes: got nothing with loss predsim"),
+    (perceptron, {"classes": None}, "classes: got None, expected a number with loss predsim"),
     (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
     (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
     (perceptron, {"runtime": "actors"}, "runtime: got 'actors', expected serial or"),
