@@ -186,7 +186,6 @@ class LocalTrainer:
         self._modules = building.blocks_of(model)
         self.model = model if isinstance(model, nn.Sequential) else nn.Sequential(*model)
         is_chosen = workers == "auto" or building.is_count(workers)
-        known = f"{', '.join(LOSSES)} or a function of outputs and targets"
         is_norm = clip is None or (hasattr(clip, "__float__") and 0 < clip < math.inf)
         for name, is_wrong, own, expected in (  # what is wrong, the value, and what it should be
             ("runtime", runtime not in RUNTIMES, runtime, " or ".join(RUNTIMES)),
@@ -197,7 +196,7 @@ class LocalTrainer:
             ("optimizer", not callable(optimizer), type(optimizer), "a function of parameters"),
             ("seed", not hasattr(seed, "__index__") or seed < 0, seed, "a whole number, 0 or more"),
             ("workers", not is_chosen, workers, "auto, or 1 or more"),
-            ("loss", not callable(loss) and loss not in LOSSES, loss, known),
+            ("loss", not (callable(loss) or loss in LOSSES), loss, f"{LOSSES} or a function"),
             ("classes", loss in LOSSES[:2] and classes is None, None, f"a number with loss {loss}"),
         ):
             if is_wrong:
@@ -212,8 +211,7 @@ class LocalTrainer:
         every |= {"is_per_step": scheduler_every == "minibatch", "clip": clip}
         self._every_block = every | {"threads": block_threads}
         self._observers = all_observers(observers)
-        self._blocks: list[Block] = []
-        self._modes: dict[Any, bool] = {}  # that modules train in
+        self._blocks, self._modes = list[Block](), dict[Any, bool]()  # modes modules train in
         self.history = ErrorHistory()
 
     @property

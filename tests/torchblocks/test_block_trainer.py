@@ -314,7 +314,7 @@ CASES = [
     (lambda: nn.Sequential(nn.Linear(12, 8), nn.Linear(7, 3)), {}, r"block 2 fails on .* \(8,\)"),
     (perceptron, {"heads": lambda *_: nn.Linear(5, 3)}, "the head or the loss of block 1 fails: "),
     (perceptron, {"heads": linear}, "returns one output with loss predsim, expected the sco"),
-    (perceptron, {"loss": "infonce"}, "got 'infonce', expected cross-entropy"),
+    (perceptron, {"loss": "infonce"}, "got 'infonce', expected .'cross-entropy', "),
     (perceptron, {"classes": None}, "classes: got None, expected a number with loss predsim"),
     (perceptron, {"loss": lambda h, y: h.sum(), "classes": None}, "heads: got nothing"),
     (perceptron, {"workers": 0}, "workers: got 0, expected auto"),
