@@ -111,10 +111,10 @@ class ConvolutionShape:
         Number of groups of filters; each group reads its own part of the channels, in order
         (grouped convolution). It divides filters and channels.
     rounded : bool
-        Whether factors of its products are rounded to bfloat16, where ``rounds`` says so: while
+        True if factors of its products are rounded to bfloat16, where ``rounds`` says so: while
         the layer is trained.
     tf32 : bool
-        Whether factors of its products are rounded to TF32, while the layer is trained on a GPU.
+        True if factors of its products are rounded to TF32 while the layer trains on a GPU.
     """
 
     name: ClassVar[str] = "convolution"

@@ -2,8 +2,8 @@
 
 The equations are written once (:mod:`syncpretrain.kernels`) and act on arrays of any backend. What
 differs is how arrays are allocated, how rows are gathered, where random numbers are drawn, and
-how to synchronize: that is a :class:`Backend`. The classes here are those of the host, NumPy on the
-cores of this machine; a device's are subclasses of them.
+how to synchronize: that is a :class:`Backend`. The classes here are the host's, NumPy on the cores
+of this machine; a device has subclasses of them.
 
 On a device, work is queued on a *stream* and done in its order; two streams are not synchronized.
 So a caller that passes an array to another stream waits for its own stream first. One wait at the

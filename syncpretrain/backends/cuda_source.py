@@ -73,7 +73,7 @@ def fitted(*arrays: Any) -> tuple[int, ...]:
 
 
 def require(*are_fit: bool) -> None:
-    """Refuse a call of a form whose arrays do not fit.
+    """Refuse a call if its arrays do not fit its form.
 
     Raises
     ------

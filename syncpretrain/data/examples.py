@@ -300,7 +300,7 @@ def as_visible(X: NDArray[Any], units: str) -> Floats:
 
 
 def check_columns(X: Floats, names: Sequence[Any] | None = None) -> None:
-    """Refuse a column in which every value is missing; ``names`` are those of a data frame.
+    """Refuse a column in which every value is missing; ``names`` has a data frame's names.
 
     Raises
     ------

@@ -105,7 +105,7 @@ def resolve_products(
     shapes : sequence of LayerShape
         The layers that are multiplied by.
     prefers_blas : bool
-        Whether the BLAS is faster all the same: it has all cores, or rows are sparse.
+        True if the BLAS is faster all the same: it has all cores, or rows are sparse.
     """
     if name != "auto":
         return name

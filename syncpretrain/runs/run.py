@@ -226,7 +226,7 @@ def resume_run(
 
 
 def _stack_is(state: str) -> str:
-    """Return the refusal to resume a run whose stack to fine-tune is lost."""
+    """Return the refusal to resume a run that has lost the stack to fine-tune."""
     what = f"the stack that the run was to fine-tune is {state}"
     return f"resume: {what}; begin it again with syncpretrain finetune"
 

@@ -56,7 +56,7 @@ def format_for(name: str | None, path: Path) -> Format:
 
 
 def not_installed(name: str, package: str, advice: str) -> SettingsError:
-    """Return the error of a format whose package is missing."""
+    """Return the error for a format if the package that it needs is missing."""
     text = f"format: got {name}, which needs the package {package}, and that is not installed"
     return SettingsError(f"{text}; {advice}")
 

@@ -50,7 +50,7 @@ def load(path: str | None = None) -> nn.Sequential:
 class _Module:
     """A module: its class, its arguments, and its arrays by their names in its state.
 
-    Classes of PyTorch are written with ``nn.``; others are those of ``torch_modules``.
+    Classes of PyTorch are written with ``nn.``; others come from ``torch_modules``.
     """
 
     name: str
