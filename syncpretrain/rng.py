@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from syncpretrain.errors import SettingsError
+
 BLOCK = 8  # uniform draws of float32 that Philox makes at once
 
 
@@ -74,9 +76,9 @@ def generator(
 
     Raises
     ------
-    ValueError
+    SettingsError
         If the seed is no whole number from 0 up to 2**63 - 1.
     """
     if not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
-        raise ValueError(f"seed: got {seed!r}, expected a whole number from 0 up to 2**63 - 1")
+        raise SettingsError(f"seed: got {seed!r}, expected a whole number from 0 up to 2**63 - 1")
     return Address(seed, purpose, layer, epoch, step).generator()

@@ -226,8 +226,11 @@ def export(run: Path, file_format: str | None, part: str | None, out: Path) -> N
 
     check_target(out, run)
     format_for(file_format, out)  # a wrong one is refused before the work
-    network = describe(load(run).model, part)
+    stack = load(run)
+    network = describe(stack.model, part)
     files = write_export(out, file_format, network)
     wide = f"{len(network.table)} columns" if network.table else f"{network.width} values"
     end = f"{len(network.classes)} classes" if network.classes else f"{network.outputs} values"
     click.echo(f"{' and '.join(map(str, files))}: {network.part}, {wide} to {end}")
+    if stack.meaning is not None and stack.meaning.values == "bytes":
+        click.echo("trained on bytes: give it rows divided by 255", err=True)

@@ -28,8 +28,8 @@ Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 LARGEST = 1e18  # the square of a larger float32 is infinite
 SCALING = (
-    "take visible_units=gaussian, which standardizes each column, or scale each column to its"
-    " range, (X - X.min(0)) / (X.max(0) - X.min(0))"
+    "train with visible_units=gaussian, which standardizes each column, or scale each column to its"
+    " range, (X - X.min(0)) / (X.max(0) - X.min(0)); what is trained takes rows scaled as before"
 )
 
 COUNTING = "take visible_units=counts for numbers of words, or gaussian for other numbers"

@@ -363,8 +363,9 @@ def _of_one_type(array: NDArray[Any], name: str) -> NDArray[Any]:
     if texts and others:
         if set(others) == {UNLABELLED}:  # as in scikit-learn's semi-supervised module
             return _texts([cell if isinstance(cell, str) else "" for cell in cells], array.shape)
+        other = next(cell for cell in others if cell != UNLABELLED)
         raise DataError(
-            f"{name}: got classes of two types, such as {others[0]!r} and {texts[0]!r}; write all"
+            f"{name}: got classes of two types, such as {other!r} and {texts[0]!r}; write all"
             " as whole numbers, or all as text"
         )
     if texts:

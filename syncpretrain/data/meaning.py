@@ -161,8 +161,6 @@ def meaning_in(info: Mapping[str, Any]) -> Meaning | None:
     DataError
         If the meaning is damaged.
     """
-    if "bytes" in info and "meaning" not in info:  # the form of earlier versions
-        return NUMBERS if info["bytes"] == "numbers" else Meaning("bits")
     try:
         return msgspec.convert(info.get("meaning"), Meaning | None)
     except msgspec.ValidationError as error:

@@ -24,8 +24,7 @@ class Scaling:
     """(X - shift) / scale, with one value a column; float32 arrays of shape (width,).
 
     A constant column has the scale 0, for it has no unit: its value becomes 0, and 0 becomes this
-    value again. Any other value becomes ``novel``. Models of earlier versions have the scale 1
-    there, and behave as they did.
+    value again. Any other value becomes ``novel``.
     """
 
     shift: NDArray[np.float32]

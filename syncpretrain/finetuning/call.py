@@ -12,7 +12,7 @@ from syncpretrain.data import labels
 from syncpretrain.data.dataset import is_labelled
 from syncpretrain.data.examples import as_examples, checked_rows
 from syncpretrain.data.file_rows import rows_in_file
-from syncpretrain.errors import PoorResultWarning
+from syncpretrain.errors import DataError, PoorResultWarning
 from syncpretrain.events import Observer, all_observers, tell
 from syncpretrain.finetuning.options import TUNING_ARGUMENTS, TuningOptions, tuning_options
 from syncpretrain.finetuning.prepared import Finetuning
@@ -83,8 +83,8 @@ def finetune(
     stop : callable, optional
         Asked before each minibatch whether to stop.
     save : callable, optional
-        Called after each epoch, and at a stop with ``final=True``: given a function that returns
-        a ``FinetuneState``, and ``done``, the number of finished epochs.
+        Called after each epoch but the last, and at a stop with ``final=True``: given a function
+        that returns a ``FinetuneState``, and ``done``, the number of finished epochs.
     resume : FinetuneState, optional
         State of a call with the same arguments to continue from; the result is bit-identical.
     stall_seconds : float, optional
@@ -163,6 +163,8 @@ def _prepared(
     objective = "reconstruction" if train.y is None else labels.objective_of(train.y)
     options = tuning_options({"objective": objective, **settings})
     held_out = None
+    if validation is None and validation_y is not None:
+        raise DataError("validation_y: got targets without validation, expected their rows too")
     if validation is not None:
         rows = as_examples(stack.rows_of(validation, "validation"), "validation")
         held_out = Part(rows, validation_y, "validation_y")

@@ -187,8 +187,8 @@ class Finetuning:
         if request():  # in the last minibatch
             text = "fine-tuning was stopped at its end"
             raise RunInterrupted(text, stack=tuned, signum=request.signum or 2)
-        targets = train.targets if self._labels is None else self._labels.targets
-        return judged(tuned, self.options.objective, history, targets, same_rows(self._train.X))
+        tuned, held_out = replace(tuned, history=history), held_out or train
+        return self._with_verdict(tuned, task, history.finetune, train.targets, held_out.targets)
 
     @contextmanager
     def _updates(
@@ -255,6 +255,28 @@ class Finetuning:
             return Examples(chosen_rows(X, rows), targets, self._weights)
         others = np.setdiff1d(np.arange(len(X)), rows)
         return Examples(X, targets, self._weights, np.concatenate([rows, others]))
+
+    def _with_verdict(
+        self, tuned: Stack, task: Reconstruction | Supervised, curve: Any, seen: Any, held_out: Any
+    ) -> Stack:
+        """Return a tuned stack with the verdict on its curve of errors in its info.
+
+        ``seen`` are the training targets of the task, of shape (n, outputs), and ``held_out`` the
+        validation targets, or else the same.
+        """
+        if task.objective == "classification":  # the most frequent class is right
+            constant = 1 - float(held_out.mean(axis=0)[seen.mean(axis=0).argmax()])
+        else:
+            own, some = (evenly_spaced(x, MOST_ROWS_JUDGED) for x in (held_out, seen))
+            constant = mean_error(own, some.mean(axis=0, dtype=np.float64)) * task.error_scale
+        cause = same_rows(self._train.X)
+        found = on_tuning(task.objective, curve, constant, examples=len(seen))
+        sentences = [cause] if cause else found
+        info = dict(tuned.info)
+        before = info.pop("verdict", [])  # of pretraining: a cause, if the result is poor
+        if sentences:
+            info["verdict"] = [*before, *sentences]
+        return replace(tuned, info=info)
 
     def _check_layout(self) -> None:
         """Refuse layers and minibatches that are not normalized, and rows that are not shared."""
@@ -346,24 +368,3 @@ def _copies_of_replicas(options: TuningOptions, examples: int) -> int:
     tasks = -(-examples // (options.batch_size * options.push_every))  # of an epoch
     waiting = min(late, tasks) * 2 if options.runtime == "serial" else 0
     return own * replicas + waiting
-
-
-def judged(
-    tuned: Stack, objective: str, history: ErrorHistory, targets: Any, cause: str | None = None
-) -> Stack:
-    """Return the stack with its history, and the verdict in its info.
-
-    ``targets`` are the training targets, of shape (n, outputs); ``cause`` is the reason why nothing
-    can be learned from the rows, if it is known.
-    """
-    if objective == "classification":
-        constant = 1 - float(targets.mean(axis=0).max())  # the most frequent class is right
-    else:
-        constant = mean_error(evenly_spaced(targets, MOST_ROWS_JUDGED))
-    info = dict(tuned.info)
-    before = info.pop("verdict", [])  # of pretraining: a cause, if the result is poor
-    sentences = on_tuning(objective, history.finetune, constant, examples=len(targets))
-    sentences = [cause] if cause else sentences
-    if sentences:
-        info["verdict"] = [*before, *sentences]
-    return replace(tuned, info=info, history=history)

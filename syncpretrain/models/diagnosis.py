@@ -160,10 +160,11 @@ def _by_part(
     return found
 
 
-def mean_error(X: Array) -> float:
-    """Return the error of predicting the mean row of X, without an array of X's size."""
+def mean_error(X: Array, row: Array | None = None) -> float:
+    """Return the error of predicting a row, or else X's mean, without an array of X's size."""
     mean = X.mean(axis=0, dtype=np.float64)
-    return max(_squares(X) / len(X) - float(mean @ mean), 0.0)
+    row = mean if row is None else row
+    return max(_squares(X) / len(X) - float(row @ (2 * mean - row)), 0.0)
 
 
 def digits(value: float | None) -> str:

@@ -311,8 +311,9 @@ def imputed(
     Raises
     ------
     DataError
-        If ``steps`` is below 0, or ``samples`` below 1.
+        If ``steps`` is no whole number from 0 on, or ``samples`` none from 1 on.
     """
+    check_numbers(steps=steps, samples=samples)
     if steps < 0 or samples < 1:
         raise DataError(f"steps, samples: got {steps} and {samples}, expected 0 and 1 or more")
     filled: Array = X.copy()

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from syncpretrain.array_files import read_arrays
-from syncpretrain.data.dataset import Dataset
 from syncpretrain.errors import CheckpointError, ModelFileError
 from syncpretrain.models.stack import Stack, load
 from syncpretrain.observers.history import ErrorCurve, ErrorHistory
@@ -42,7 +41,6 @@ class Checkpoints:
     out : Path
         The run folder; checkpoints lie in ``checkpoints/`` in it.
     settings : Settings
-    data : Dataset
     identity : RunIdentity
         Written into each checkpoint, and compared when it is read.
     report : callable
@@ -51,7 +49,6 @@ class Checkpoints:
 
     out: Path
     settings: Settings
-    data: Dataset
     identity: RunIdentity
     report: Callable[[str], Any]
 
@@ -138,18 +135,13 @@ class Checkpoints:
         try:
             stack = load(path)
             info = dict(stack.info)
-            header = info.pop(IDENTITY_KEY, None)
-            if header is not None:  # the oldest lack it
-                self._check(header)
+            check_header(info.pop(IDENTITY_KEY, {}), self.identity)
             curves = msgspec.convert(info.pop(CURVES_KEY, []), list[ErrorCurve])
             return replace(stack, info=info, history=ErrorHistory(curves) if curves else None)
         except (ModelFileError, CheckpointError, msgspec.ValidationError) as error:
             where = "" if str(error).startswith(str(path)) else f"{path}: "
             self.report(f"warning: {where}{error}; pretraining is repeated")
             return None
-
-    def _check(self, header: dict[str, Any]) -> None:
-        check_header(header, self.identity, self.settings, self.data)
 
     def _is_due(self, done: Sequence[int]) -> bool:
         if self._seconds is not None:
@@ -160,7 +152,7 @@ class Checkpoints:
 
     def _newest(self, stem: str, file: Any) -> Any:
         """Return the newest valid state of a kind of file, None if there is none."""
-        read = partial(file.read, check=self._check)
+        read = partial(file.read, check=partial(check_header, now=self.identity))
         return newest_checkpoint(self._folder, stem, read, self.report)
 
     def _write(
@@ -244,15 +236,13 @@ def _checkpoints_in(folder: Path, stem: str, suffix: str = "") -> list[Path]:
 def checkpointed_identity(folder: Path, report: Callable[[str], Any]) -> RunIdentity | None:
     """Return the identity in a run's newest valid checkpoint, for a run without ``run.json``.
 
-    None without a checkpoint, and if the checkpoints are older than identities.
+    None without a checkpoint.
     """
     saved = folder / CHECKPOINTS_NAME
 
-    def read(path: Path) -> RunIdentity | None:
-        header = read_arrays(path)[0].get("run", {})
-        return identity_from(header) if "format" in header else None
+    def read(path: Path) -> RunIdentity:
+        return identity_from(read_arrays(path)[0].get("run", {}))
 
     with suppress(ModelFileError):
-        header = load(saved / PRETRAINED_NAME).info.get(IDENTITY_KEY, {})
-        return identity_from(header) if "format" in header else None
+        return identity_from(load(saved / PRETRAINED_NAME).info.get(IDENTITY_KEY, {}))
     return newest_checkpoint(saved, "pretrain", read, report)

@@ -15,7 +15,6 @@ import numpy as np
 
 from syncpretrain.array_files import read_record
 from syncpretrain.data.dataset import DataRecord, Dataset, record_of
-from syncpretrain.data.examples import evenly_spaced
 from syncpretrain.data.meaning import Meaning
 from syncpretrain.data.readers import FileStamp, KnownFile
 from syncpretrain.errors import CheckpointError, SettingsError
@@ -23,7 +22,6 @@ from syncpretrain.kernels.native import ORDER_VARIABLE, ORDERS, available, bfloa
 from syncpretrain.parallel.blas import loaded_libraries
 from syncpretrain.schedule.kinds import Reads
 from syncpretrain.settings import ELSEWHERE, Settings, off_ranks
-from syncpretrain.settings.fields import PER_LAYER
 
 RUN_FORMAT = "syncpretrain run 1"
 BFLOAT16_SUMS = "bfloat16 sums"
@@ -33,7 +31,6 @@ AN_OLDER_VERSION = (
     "if the file is the same, this version reads it otherwise: resume with the version that began"
     " the run; else put the former data back in its place"
 )
-LEGACY_ROWS = 1000  # of each part, in the checkpoints of format 1 without an identity
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,9 +179,7 @@ def check_resumable(
     return warnings
 
 
-def check_header(
-    header: dict[str, Any], now: RunIdentity, settings: Settings, data: Dataset
-) -> None:
+def check_header(header: dict[str, Any], now: RunIdentity) -> None:
     """Refuse a checkpoint of another run by the identity in its header.
 
     Kernels are not compared: with ``--inexact`` a run has checkpoints of both kinds.
@@ -194,9 +189,6 @@ def check_header(
     CheckpointError
         The message names both sides.
     """
-    if "format" not in header:
-        _check_legacy(header, settings, data)
-        return
     for found in differences(identity_from(header), now):
         if found.kind != "kernels":
             change = f"{found.kind} was {found.was}, now {found.now}"
@@ -215,32 +207,6 @@ def identity_from(header: dict[str, Any]) -> RunIdentity:
         return msgspec.convert(header, RunIdentity)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"its identity is damaged: {error}") from error
-
-
-def _check_legacy(header: dict[str, Any], settings: Settings, data: Dataset) -> None:
-    """Check a header older than identities: settings, and a hash of some rows."""
-    sections = msgspec.json.decode(msgspec.json.encode(settings))
-    digest = hashlib.sha256()
-    for part in (data.train, data.validation):
-        digest.update(str(part.shape).encode())
-        digest.update(np.ascontiguousarray(evenly_spaced(part, LEGACY_ROWS)).data)
-    now = {
-        "pretrain": {k: v for k, v in sections["pretrain"].items() if k not in ELSEWHERE},
-        "finetune": sections["finetune"],
-        "labels": sections["data"]["labels"],
-        "data": digest.hexdigest(),
-    }
-    for name, value in header.items():
-        was = value
-        if name == "pretrain" and isinstance(value, dict):
-            # Settings that did not exist yet had the values of their defaults.
-            fields = msgspec.structs.fields(settings.pretrain)
-            usual = {name: [PER_LAYER[name]] * len(settings.pretrain.epochs) for name in PER_LAYER}
-            usual = {field.name: field.default for field in fields} | usual | {"products": "blas"}
-            newer = {name: usual[name] for name in usual if name not in value}
-            was = {k: v for k, v in {**value, **newer}.items() if k not in ELSEWHERE}
-        if now.get(name) != was:
-            raise CheckpointError(f"is of another run: {name} was {value!r}, now {now.get(name)!r}")
 
 
 def _arithmetic() -> dict[str, str]:

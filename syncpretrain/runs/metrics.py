@@ -56,7 +56,7 @@ def measure(
     judged = _with_train(data, targets if len(targets) else rows)
     data = judged if len(targets) == len(rows) else _with_train(data, rows)
     with blas_limit(blas_threads(blas)):
-        trained = _trained(pretrained, len(stack.layers))
+        trained = _trained(stack, pretrained)
         unrolled = stack if stack.head is None else pretrained if any(trained) else None
         whole = {part: unrolled and stack_error(unrolled, getattr(data, part)) for part in PARTS}
         right, apart = accuracies(stack, judged), regression_errors(stack, judged)
@@ -90,10 +90,11 @@ def measure(
     }
 
 
-def _trained(pretrained: Stack | None, depth: int) -> list[bool]:
-    """Return for each layer whether its weights were trained, here or elsewhere."""
+def _trained(stack: Stack, pretrained: Stack | None) -> list[bool]:
+    """Return for each layer whether it was trained to reconstruct, here or elsewhere."""
     epochs = None if pretrained is None else pretrained.info.get("epochs")
-    return [count != 0 for count in epochs or [None] * depth]
+    is_left = (pretrained or stack).head is not None  # targets are trained for without decoders
+    return [count != 0 and not is_left for count in epochs or [None] * len(stack.layers)]
 
 
 def _mean_error(stack: Stack, X: Any) -> float | None:

@@ -314,7 +314,7 @@ class Run:
         log = EventLog(out / EVENTS_NAME, append=resuming, report=self.report)
         with log, self.observed_by(log), interrupted_by_ending(), self.logging(out):
             self.report_start(out)
-            saved = Checkpoints(out, self.settings, self.data, self.identity, self.report)
+            saved = Checkpoints(out, self.settings, self.identity, self.report)
             with self.saving(files), _on_ranks_that_die(_onward(out)):
                 try:
                     stack, metrics, seconds = self.train(files, saved, log, resuming)

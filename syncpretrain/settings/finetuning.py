@@ -153,7 +153,7 @@ class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
         parts = max(self.shards, self.replicas or 1)
         cuts_examples = self.split in ("examples", "hybrid", "columns")
         is_rough, is_exact = self.precision in ("bfloat16", "tf32"), self.precision == "float32"
-        is_moved = self.momentum or self.nesterov
+        moved = "momentum" if self.momentum else "nesterov" if self.nesterov else ""
         refused = {
             f"replicas: got more than 1 with optimizer {self.optimizer}, which is not split; take"
             " optimizer adam or sgd": not stepping and parts > 1,
@@ -166,8 +166,8 @@ class FinetuneSettings(fields.AsyncFields, frozen=True, kw_only=True):
             f"products: got own with optimizer {self.optimizer} and precision {self.precision},"
             " expected adam or sgd, and float32, which have own products": is_own
             and not (stepping and is_exact),
-            f"momentum: got momentum with optimizer {self.optimizer}, which has its own; take"
-            " optimizer sgd": is_moved and self.optimizer != "sgd",
+            f"{moved}: got {moved} with optimizer {self.optimizer}, which has its own; take"
+            " optimizer sgd, and a momentum above 0": moved and self.optimizer != "sgd",
             "nesterov: got no momentum, expected one above 0": self.nesterov and not self.momentum,
         }
         fields.refuse(refused, prefix=PREFIX)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
 from syncpretrain import Stack, finetune, pretrain
+from syncpretrain.data.columns import Column, Columns
 from syncpretrain.data.examples import as_examples, check_columns, has_missing
 from syncpretrain.data.frames import is_frame
 from syncpretrain.data.meaning import Meaning, origin_of
@@ -99,7 +100,8 @@ class StackEstimator(BaseEstimator):
         if not self._trains(self.epochs):
             # pretrain() refuses 0 epochs: the schedule is what leaves the training out.
             options |= {"epochs": None, "schedule": "none"}
-        return of_numbers(pretrain(training_rows(X), warn=False, **options))
+        names = getattr(self, "feature_names_in_", ())
+        return of_numbers(pretrain(training_rows(X), warn=False, **options), names)
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
         """Return the settings of pretraining on examples; None lets the data decide."""
@@ -239,13 +241,17 @@ def keep(estimator: StackEstimator, given: dict[str, Any]) -> None:
             setattr(estimator, name, value)
 
 
-def of_numbers(stack: Stack) -> Stack:
+def of_numbers(stack: Stack, names: Iterable[str] = ()) -> Stack:
     """Return a stack that takes bytes as plain numbers, as scikit-learn's estimators do.
 
-    The stack keeps its origin, the numbers that are subtracted from its columns.
+    The stack keeps its origin, the numbers that are subtracted from its columns. If it was trained
+    on the columns of a data frame, it finds them in other data frames by their ``names``.
     """
     origin = () if stack.meaning is None else stack.meaning.origin
-    return replace(stack, info=stack.info | {"meaning": to_builtins(Meaning("numbers", origin))})
+    kept: dict[str, Any] = {"meaning": Meaning("numbers", origin)}
+    if features := tuple(Column(name, "number") for name in names):
+        kept["columns"] = Columns(features)
+    return replace(stack, info=stack.info | to_builtins(kept))
 
 
 def training_rows(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:

@@ -443,7 +443,9 @@ def _model_member(kind: Asked, model: Pipeline, scaled: Callable[[Matrix], Matri
             known[:, np.isnan(known).all(axis=0)] = 0  # trees cannot split what has no value
             if steps == TRIAL_STEPS:
                 _make_shorter(own[-1], len(known))
-            own.fit(known, some.y, **{f"{last}__sample_weight": some.weights})
+            # Penalties and priors count against the mean weight, so only ratios may matter.
+            weights = None if some.weights is None else some.weights / some.weights.mean()
+            own.fit(known, some.y, **{f"{last}__sample_weight": weights})
             if isinstance(own[-1], TREES):
                 own[-1].n_jobs = 1  # predictions in several threads would be added in any order
 

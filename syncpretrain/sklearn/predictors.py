@@ -31,7 +31,7 @@ from syncpretrain import Stack
 from syncpretrain.data.dataset import UNLABELLED
 from syncpretrain.data.examples import has_missing
 from syncpretrain.data.facts import facts_of
-from syncpretrain.data.labels import Classes, doubts_about
+from syncpretrain.data.labels import MOST_ROUNDING, Classes, doubts_about
 from syncpretrain.data.scaling import Scaling
 from syncpretrain.data.table import is_null
 from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
@@ -157,6 +157,7 @@ class StackPredictor(StackEstimator):
         """Return a stack that has learned from a committee."""
         count = len(targets.rows)
         are_few = choices.are_few(X.shape[0], count)
+        X = X.astype(np.float64)  # scikit-learn's models compute in the type of their rows
         if are_few:
             X, targets = committee.rows_to_learn(X, targets, seed)
         rows = X if are_few else committee.with_mixed_rows(X, seed)
@@ -431,10 +432,24 @@ class DBNRegressor(RegressorMixin, StackPredictor):
         self.target_mean_, self.target_scale_ = mean_and_spread(targets.y, weights)
         self._one_dimensional = dimensions == 1
         scaled = (targets.y - self.target_mean_) / self.target_scale_
+        self._warn_of_rounding()
         self._train(rows, Targets(targets.rows, scaled, weights), "regression")
         self._head = self.stack_.head
         self.stack_ = for_numbers(self.stack_, self.target_mean_, self.target_scale_)
         return self
+
+    def _warn_of_rounding(self) -> None:
+        """Warn, at the line that called fit, of numbers that a head in float32 cannot predict."""
+        exact = self.target_mean_ + np.outer([-1, 1], self.target_scale_)
+        with np.errstate(over="ignore"):
+            lost = np.abs(exact.astype(np.float32) - exact).max(axis=0)
+        if not (lost <= MOST_ROUNDING * self.target_scale_).all():
+            text = (
+                f"y: got numbers of mean {self.target_mean_} and deviation {self.target_scale_}, to"
+                " be told apart in float32: stack_, its files and exports cannot, this estimator"
+                " can; subtract the mean from y, and divide by the deviation"
+            )
+            warnings.warn(text, PoorResultWarning, stacklevel=3)
 
     def _asked(self, *, are_few: bool) -> committee.Asked:
         return committee.ForNumbers(len(self.target_mean_), are_few=are_few)

@@ -64,7 +64,8 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
             self._online = OnlineStack(training_rows(rows), before, **options)
         assert self._online is not None
         names = getattr(self, "feature_names_in_", ())
-        self.stack_ = of_numbers(self._online.train(training_rows(rows, self._online.stack), names))
+        trained = self._online.train(training_rows(rows, self._online.stack), names)
+        self.stack_ = of_numbers(trained, names)
         self._warn()
         return self
 

@@ -27,7 +27,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from syncpretrain import Stack, pretrain
-from syncpretrain.errors import DataError, SettingsError
+from syncpretrain.errors import DataError, PoorResultWarning, SettingsError
 from syncpretrain.models.diagnosis import stack_error
 from syncpretrain.models.likelihood import free_energy
 from syncpretrain.sklearn.base import core_limit
@@ -110,6 +110,9 @@ class TestAll:
         assert fitted.feature_names_in_.tolist() == list("abcd")
         with pytest.raises(ValueError, match="feature names"):
             result(fitted, frame[list("bacd")])
+        codes = fitted.stack_.encode(frame)
+        np.testing.assert_array_equal(fitted.stack_.encode(frame[list("bacd")]), codes)
+        np.testing.assert_array_equal(fitted.stack_.encode(BLOBS), codes)
 
     @pytest.mark.parametrize(
         ("parameter", "value", "match"),
@@ -373,6 +376,13 @@ class TestRegressor:
         fitted = DBNRegressor(**{**TUNED, "hidden": (20,), "finetune_epochs": 150}).fit(X, y)
         assert fitted.predict(X).shape == y.shape
         assert fitted.score(X, y) > 0.8
+
+    @pytest.mark.parametrize("scale", [(1.7e9, 20.0), (0.0, 1e40), (0.0, 1e-50)])
+    def test_numbers_that_a_head_in_float32_cannot_predict_are_warned_of(self, scale):
+        y = scale[0] + scale[1] * BLOBS[:, 0]
+        with pytest.warns(PoorResultWarning, match="^y: got numbers of mean .*stack_, its files"):
+            fitted = DBNRegressor(**TUNED).fit(BLOBS, y)
+        assert np.isfinite(fitted.predict(BLOBS)).all()
 
     def test_rows_without_a_number_pretrain_all_the_same(self):
         fitted = DBNRegressor(**TUNED).fit(BLOBS, np.where(np.arange(90) % 2, np.nan, BLOBS[:, 0]))

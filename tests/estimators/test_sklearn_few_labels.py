@@ -247,6 +247,22 @@ class TestCommittee:
                 three = clone(one).set_params(workers=workers).fit(X, labels)
             assert one.stack_.parameters_sha256 == three.stack_.parameters_sha256
 
+    @pytest.mark.parametrize("weight", [1.0, 3.0])
+    def test_equal_weights_are_as_none(self, quick, weight):
+        X, y, _ = stripes(60)
+        labels = some(y, 20)
+        one = classifier(4).fit(X, labels)
+        two = classifier(4).fit(X, labels, np.full(60, weight))
+        assert one.teachers_ == two.teachers_
+        assert one.stack_.parameters_sha256 == two.stack_.parameters_sha256
+
+    def test_float32_teaches_as_float64(self, quick):
+        X, y, _ = stripes(60)
+        single, labels = X.astype(np.float32), some(y, 20)
+        fits = [classifier(4).fit(rows, labels) for rows in (single, single.astype(np.float64))]
+        assert fits[0].teachers_ == fits[1].teachers_
+        assert fits[0].stack_.parameters_sha256 == fits[1].stack_.parameters_sha256
+
     def test_fits_in_threads_at_once_share_a_limit_of_blas(self, monkeypatch, quick):
         limits = []
         enter = blas_limit.__enter__

@@ -138,6 +138,7 @@ class TestRefusedTargets:
             ({}, np.full(60, -1), "y: got no class"),
             ({}, np.full(60, "a"), "y: got 1 class, 'a', expected two or more"),
             ({}, [1, "a"] * 30, "y: got classes of two types, such as 1 and 'a'"),
+            ({}, [-1, "a", 3] * 20, "y: got classes of two types, such as 3 and 'a'"),
             ({}, [1j] * 60, "y: got .* values, expected classes as whole numbers or texts"),
             (OF_CLASSES, np.full(60, 0.5), "y: got float64 values"),
             (OF_CLASSES, np.full(60, np.inf), "y: got float64 values"),

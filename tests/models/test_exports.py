@@ -3,10 +3,12 @@
 import re
 import sys
 
+import numpy as np
 import pytest
 from exportcases import CASES, HEADS, case, close, expected, inputs_of, parts_of_case
 from npzreader import Reader
 
+from syncpretrain import pretrain
 from syncpretrain.errors import SettingsError
 from syncpretrain.models.export import describe as describe_module
 from syncpretrain.models.export import formats
@@ -123,6 +125,12 @@ class TestCommand:
         assert said == f"{run / 'c.npz'}: classifier, 4 columns to 3 classes\n"
         found = Reader(run / "c.npz")(inputs_of("table", "classifier"))
         close(found, expected("table", "three", "classifier"))
+
+    def test_of_a_stack_of_bytes_it_says_what_to_divide_by(self, call, tmp_path):
+        X = np.random.default_rng(0).integers(0, 256, (40, 6), dtype=np.uint8)
+        pretrain(X, hidden=3, epochs=1, warn=False).save(tmp_path / "model.safetensors")
+        _, said = call("export", tmp_path, "--out", tmp_path / "c.npz")
+        assert said == "trained on bytes: give it rows divided by 255\n"
 
     def test_two_files_for_pytorch(self, call, run):
         options = ["--format", "torch", "--part", "autoencoder", "--out", run / "net.safetensors"]

@@ -121,6 +121,29 @@ class TestInPython:
         better = finetune(after, X, y, epochs=60, batch_size=10, learning_rate=0.01)
         assert "verdict" not in better.info
 
+    @pytest.mark.parametrize("share", [0.25, 0.75])
+    def test_validation_classes_are_compared_with_the_class_of_training(self, share):
+        X, y = labelled()
+        y[:41] = 1  # the most frequent class; ``share`` of the validation rows are of it
+        held_out = (np.arange(40) < 40 * share).astype(int)
+        how = {"validation": X[:40], "validation_y": held_out, "warn": False}
+        stack = pretrain(X, hidden=8, epochs=1, warn=False)
+        after = finetune(stack, X, y, epochs=1, learning_rate=1e-9, **how)
+        (error,) = after.history.finetune.validation
+        told = [x for x in after.info["verdict"] if x.startswith("classifier")]
+        assert bool(told) == (error >= 1 - share)
+        assert all(f"class ({100 * (1 - share):.1f} % wrong)" in x for x in told)
+
+    def test_validation_numbers_are_compared_with_the_mean_of_training(self):
+        X, t = labelled()[0], np.random.default_rng(0).normal(size=80)
+        held_out = t.mean() + t[:20] / 100
+        how = {"validation": X[:20], "validation_y": held_out, "warn": False}
+        stack = pretrain(X, hidden=8, epochs=1, warn=False)
+        after = finetune(stack, X, t, epochs=1, learning_rate=0.05, **how)
+        constant = np.square(held_out - t.mean()).mean()
+        assert constant < after.history.finetune.validation[-1] < np.var(t)
+        assert any(x.startswith("regression: the error is") for x in after.info["verdict"])
+
     def test_a_rate_that_spoils_a_layer(self):
         X, _ = labelled()
         with pytest.warns(PoorResultWarning, match="^layer 1: .*; try a lower learning_rate"):
@@ -138,6 +161,16 @@ def test_errors_and_shares_stand_beside_the_means_and_the_majority():
         assert found["layers"][0]["mean_error"][part] == expected
         assert found["mean_error"][part] == expected
     assert found["majority"] == {"train": 35 / 60, "validation": 0.5, "test": None}
+
+
+def test_layers_trained_for_targets_have_no_error_of_reconstruction():
+    X, y = labelled()
+    data = Dataset("toy", "here", X[:60], X[60:], X[:0], y[:60], y[60:])
+    tuned = finetune(pretrain(X, hidden=8, epochs=1, warn=False), X, y, epochs=1, warn=False)
+    for before in (None, tuned):
+        found = measure(tuned, data, pretrained=before)
+        assert set(found["layers"][0]["reconstruction_error"].values()) == {None}
+        assert set(found["reconstruction_error"].values()) == {None}
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])

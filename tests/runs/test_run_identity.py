@@ -24,10 +24,9 @@ from syncpretrain.runs import identity
 from syncpretrain.runs.checkpoints import CHECKPOINTS_NAME, PRETRAINED_NAME
 from syncpretrain.runs.folder import CONFIG_NAME, EVENTS_NAME, IDENTITY_NAME, LOCK_NAME, owned
 from syncpretrain.runs.run import resume_run, train_run
-from syncpretrain.settings import read_settings, settings_from, write_settings
+from syncpretrain.settings import settings_from, write_settings
 
 LAYERS = (16, 10, 6, 4)
-OLD_RUNS = Path(__file__).parents[1] / "data" / "run_4a28c1a"
 
 
 def saved_data(folder, X, y=None):
@@ -282,36 +281,6 @@ class TestReplay:
         resume_run(folder, observers=[events.append])
         started = next(event for event in events if isinstance(event, RunStarted))
         assert sum(map(len, started.past_reads)) >= 3
-
-
-class TestOldRuns:
-    """Folders that commit 4a28c1a left, before runs had identities."""
-
-    @pytest.fixture(params=["pretraining", "finetuning"])
-    def folder(self, request, tmp_path):
-        folder = tmp_path / request.param
-        shutil.copytree(OLD_RUNS / request.param, folder)
-        shutil.copy(OLD_RUNS / "x.npy", tmp_path / "x.npy")
-        config = folder / CONFIG_NAME
-        x = json.dumps(str(tmp_path / "x.npy"))
-        config.write_text(config.read_text().replace('"x.npy"', x))
-        return folder
-
-    def test_they_are_resumed_to_the_same_bits(self, folder):
-        whole = train_run(read_settings(folder / CONFIG_NAME), out=folder.parent / "whole")
-        report, notices = told_by(resume_run, folder)
-        assert report["parameters_sha256"] == whole["parameters_sha256"]
-        assert not any("begins again" in notice for notice in notices), notices
-        assert (folder / IDENTITY_NAME).is_file()
-
-    def test_other_data_is_noticed_as_far_as_they_can_tell(self, folder):
-        np.save(folder.parent / "x.npy", 1 - np.load(folder.parent / "x.npy"))
-        _, notices = told_by(resume_run, folder)
-        refused = [notice for notice in notices if "is of another run: data was" in notice]
-        assert refused or folder.name == "finetuning"
-
-    def test_their_models_load(self, folder):
-        assert load(folder).widths == (8, 5, 3)
 
 
 class TestFiles:
