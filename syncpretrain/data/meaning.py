@@ -104,6 +104,11 @@ class Meaning(msgspec.Struct, frozen=True):
             found = _range(X) if X.dtype != np.uint8 else ALL_BYTES
             return _divided(X, name, found, bounded=bounded) if _are_bytes(X, name, found) else X
         if self.origin and len(self.origin) == X.shape[1]:
+            if isinstance(X, SparseRows):
+                raise DataError(
+                    f"{name}: got sparse rows, expected a dense array: the stack subtracts an"
+                    " origin from its columns, for float32 would lose their differences"
+                )
             return self._from_origin(X)
         if X.dtype != np.uint8:
             return X

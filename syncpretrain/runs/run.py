@@ -201,7 +201,6 @@ def resume_run(
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now
         was = read_identity(folder / IDENTITY_NAME) or checkpointed_identity(folder, notices.append)
-        settings = prepare.as_begun(settings, {} if was is None else was.settings)
         replay = None if was is None else was.replay
         if was is not None and was.start is not None and not has_pretrained(folder):
             raise SettingsError(_stack_is(f"not in {folder} any more"))

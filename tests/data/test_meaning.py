@@ -363,6 +363,12 @@ class TestColumnsWithALargeOffset:
         X[:, 0] += DRAWS.choice([0, 1e-16, -1e-16], 400) * value
         assert not trained_on(X).meaning.origin
 
+    def test_a_stack_that_subtracts_one_refuses_sparse_rows(self):
+        sparse = pytest.importorskip("scipy.sparse", reason="sparse rows")
+        X = np.hstack([1.7e9 + 60 * DRAWS.random((200, 1)), DRAWS.normal(size=(200, 2))])
+        with pytest.raises(DataError, match=r"^X: got sparse rows, expected a dense array"):
+            trained_on(X).encode(sparse.csr_array(X))
+
     @pytest.mark.parametrize("value", [20240101, 1_700_000_000])
     def test_another_whole_number_of_many_digits_is_seen(self, value):
         X = np.hstack([np.full((200, 1), value), DRAWS.normal(size=(200, 2))])
