@@ -16,6 +16,7 @@ from syncpretrain.data import DATASETS, check_whole, load_dataset, located
 from syncpretrain.data.columns import columns_in, takes_categories
 from syncpretrain.data.dataset import Dataset, Rows, divided, from_rows, record_in, record_of
 from syncpretrain.data.examples import scale_examples
+from syncpretrain.data.frames import check_bernoulli
 from syncpretrain.data.readers import Wanted, is_mapped_file, read_rows
 from syncpretrain.errors import CheckpointError, DataError, SettingsError
 from syncpretrain.models.inputs import is_bounded
@@ -185,6 +186,8 @@ def _rows(name: str, stack: Stack) -> Rows:
         load_dataset(name)  # refuses the name, and lists the data sets
     rows = read_rows(name, Wanted(drop=None, **_read_by(stack)))
     _check_width(name, rows.X.shape[1], stack.widths[0])
+    if (columns := columns_in(stack.info)) is not None:
+        check_bernoulli(rows.X, stack.units[0], columns, name)
     return rows
 
 

@@ -352,12 +352,6 @@ def _fill(out: NDArray[Any], column: Column, values: Values, name: str) -> None:
             )
         with np.errstate(over="ignore"):  # what overflows is found by the checks of values
             out[:, 0] = values
-        if column.kind == "binary" and (others := (out[:, 0] < 0) | (out[:, 0] > 1)).any():
-            row = int(others.argmax())
-            raise DataError(
-                f"{name}: column {column.name!r} holds {out[row, 0]:g} at row {row} (counted from"
-                " 0), expected 0 or 1, as it was trained on"
-            )
         return
     texts = values if isinstance(values, Texts) else _as_texts(values)
     places = {text: place for place, text in enumerate(column.values)}

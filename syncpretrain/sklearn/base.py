@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -100,8 +100,14 @@ class StackEstimator(BaseEstimator):
         if not self._trains(self.epochs):
             # pretrain() refuses 0 epochs: the schedule is what leaves the training out.
             options |= {"epochs": None, "schedule": "none"}
-        names = getattr(self, "feature_names_in_", ())
-        return of_numbers(pretrain(training_rows(X), warn=False, **options), names)
+        return self._named(of_numbers(pretrain(training_rows(X), warn=False, **options)))
+
+    def _named(self, stack: Stack) -> Stack:
+        """Return a stack that finds the columns of data frames by the names that fit has seen."""
+        features = tuple(Column(name, "number") for name in getattr(self, "feature_names_in_", ()))
+        if not features or "columns" in stack.info:
+            return stack
+        return replace(stack, info=stack.info | {"columns": to_builtins(Columns(features))})
 
     def _pretraining(self, X: Matrix, seed: int) -> dict[str, Any]:
         """Return the settings of pretraining on examples; None lets the data decide."""
@@ -241,17 +247,13 @@ def keep(estimator: StackEstimator, given: dict[str, Any]) -> None:
             setattr(estimator, name, value)
 
 
-def of_numbers(stack: Stack, names: Iterable[str] = ()) -> Stack:
+def of_numbers(stack: Stack) -> Stack:
     """Return a stack that takes bytes as plain numbers, as scikit-learn's estimators do.
 
-    The stack keeps its origin, the numbers that are subtracted from its columns. If it was trained
-    on the columns of a data frame, it finds them in other data frames by their ``names``.
+    The stack keeps its origin, the numbers that are subtracted from its columns.
     """
     origin = () if stack.meaning is None else stack.meaning.origin
-    kept: dict[str, Any] = {"meaning": Meaning("numbers", origin)}
-    if features := tuple(Column(name, "number") for name in names):
-        kept["columns"] = Columns(features)
-    return replace(stack, info=stack.info | to_builtins(kept))
+    return replace(stack, info=stack.info | {"meaning": to_builtins(Meaning("numbers", origin))})
 
 
 def training_rows(X: Matrix, stack: Stack | None = None) -> NDArray[Any]:

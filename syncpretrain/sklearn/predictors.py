@@ -83,7 +83,7 @@ class StackPredictor(StackEstimator):
                 f"pretrained: got a stack for {stack.widths[0]} columns, expected one for the"
                 f" {X.shape[1]} of X"
             )
-        return stack
+        return self._named(stack)
 
     def _suited(self, X: Matrix, targets: Targets) -> dict[str, Any]:
         """Return settings of pretraining: many targets of measurements take rectified units.

@@ -65,7 +65,7 @@ class StackTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, StackE
         assert self._online is not None
         names = getattr(self, "feature_names_in_", ())
         trained = self._online.train(training_rows(rows, self._online.stack), names)
-        self.stack_ = of_numbers(trained, names)
+        self.stack_ = self._named(of_numbers(trained))
         self._warn()
         return self
 

@@ -114,6 +114,15 @@ class TestAll:
         np.testing.assert_array_equal(fitted.stack_.encode(frame[list("bacd")]), codes)
         np.testing.assert_array_equal(fitted.stack_.encode(BLOBS), codes)
 
+    def test_a_given_stack_learns_the_names_of_the_columns(self, estimator):
+        if "pretrained" not in estimator.get_params():
+            pytest.skip("takes no stack")
+        pandas = pytest.importorskip("pandas", reason="a DataFrame is needed")
+        frame = pandas.DataFrame(BLOBS, columns=list("abcd"))
+        given = clone(estimator).fit(BLOBS, NUMBERS).stack_
+        stack = clone(estimator).set_params(pretrained=given).fit(frame, NUMBERS).stack_
+        np.testing.assert_array_equal(stack.encode(frame[list("bacd")]), stack.encode(frame))
+
     @pytest.mark.parametrize(
         ("parameter", "value", "match"),
         [
