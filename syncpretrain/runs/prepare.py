@@ -143,6 +143,13 @@ def resolve(settings: Settings, data: Dataset | None = None) -> Settings:
     return msgspec.structs.replace(settings, pretrain=pretrain, finetune=finetune)
 
 
+def as_begun(settings: Settings, was: dict[str, Any]) -> Settings:
+    """Return the settings of a run, given those in its identity: without products the BLAS's."""
+    older = [name for name in ("pretrain", "finetune") if "products" not in was.get(name, ())]
+    blas = {n: msgspec.structs.replace(getattr(settings, n), products="blas") for n in older}
+    return msgspec.structs.replace(settings, **blas)
+
+
 def idle_gpu_notice(settings: Settings, data: Dataset) -> str | None:
     """Return a notice if a GPU is there and unused; call it before settings are resolved."""
     return why_no_gpu(settings.pretrain.backend, _why_on_the_cpu(settings, data))

@@ -201,6 +201,7 @@ def resume_run(
     with owned(folder, notices.append):
         _check_unfinished(folder)  # its former owner may have ended it just now
         was = read_identity(folder / IDENTITY_NAME) or checkpointed_identity(folder, notices.append)
+        settings = settings if was is None else prepare.as_begun(settings, was.settings)
         replay = None if was is None else was.replay
         if was is not None and was.start is not None and not has_pretrained(folder):
             raise SettingsError(_stack_is(f"not in {folder} any more"))

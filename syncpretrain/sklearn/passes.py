@@ -146,11 +146,11 @@ def _code_and_residuals(stack: Stack, X: Matrix) -> tuple[Matrix, Matrix, NDArra
 
 def energies(stack: Stack, X: Matrix) -> NDArray[np.float64]:
     """Return the free energy of each example under layer 1, an RBM, in nats."""
-    return _by_rows(
-        as_meant(stack, X),
-        stack,
-        lambda own, rows: row_energies(own, _with_novel(own, rows)[0], missing=has_missing(rows)),
-    )
+
+    def own_energies(own: Stack, rows: Matrix) -> Matrix:
+        return row_energies(own, _with_novel(own, rows)[0], missing=has_missing(rows))
+
+    return _by_rows(as_meant(stack, X), stack, own_energies)
 
 
 def _by_rows(X: Matrix, stack: Stack, function: Pass, dtype: np.dtype[Any] = DOUBLE) -> Matrix:
