@@ -222,8 +222,9 @@ class TunedReplica:
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Go back to what :meth:`state` held."""
-        high, low = state[STEPS]
-        self._trained = int(high) * STEPS_BASE + int(low)
+        self._trained = 0
+        for digit in state[STEPS]:  # an older state has a single one, the number
+            self._trained = self._trained * STEPS_BASE + int(digit)
         self._updates.load_state(state, steps=self._trained)
 
 

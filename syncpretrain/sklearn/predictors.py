@@ -445,9 +445,8 @@ class DBNRegressor(RegressorMixin, StackPredictor):
             lost = np.abs(exact.astype(np.float32) - exact).max(axis=0)
         if not (lost <= MOST_ROUNDING * self.target_scale_).all():
             text = (
-                f"y: got numbers of mean {self.target_mean_} and deviation {self.target_scale_}, to"
-                " be told apart in float32: stack_, its files and exports cannot, this estimator"
-                " can; subtract the mean from y, and divide by the deviation"
+                f"y: got numbers of mean {self.target_mean_} and deviation {self.target_scale_}; in"
+                " float32 stack_, its files and exports cannot tell them apart: subtract the mean"
             )
             warnings.warn(text, PoorResultWarning, stacklevel=3)
 
