@@ -3,6 +3,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from syncpretrain.errors import SettingsError
 from syncpretrain.rng import Purpose, generator
 
 
@@ -64,5 +65,5 @@ def test_successive_steps_are_uncorrelated():
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, None, "0"])
 def test_a_seed_is_a_whole_number(seed):
-    with pytest.raises(ValueError, match=r"^seed: got .* expected a whole number from 0 up to"):
+    with pytest.raises(SettingsError, match=r"^seed: got .* expected a whole number from 0 up to"):
         generator(seed, Purpose.SAMPLE)

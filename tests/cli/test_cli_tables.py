@@ -505,3 +505,14 @@ class TestCounts:
     def test_the_advice(self, refusal, words):
         line = refusal("train", *words, "--visible-units", "bernoulli")
         assert "expected values in [0, 1]; take --visible-units counts for numbers of words" in line
+
+
+def test_a_value_that_binary_units_refuse_is_named_by_the_file_and_the_column(call, tmp_path):
+    draws = np.random.default_rng(0)
+    rows = [f"{age:.2f},{'rgb'[i % 3]},{i % 2}" for i, age in enumerate(5 * draws.random(60))]
+    (tmp_path / "flags.csv").write_text("\n".join(["age,colour,flag", *rows]))
+    (tmp_path / "others.csv").write_text("age,colour,flag\n1.5,r,1\n2.5,g,2\n")
+    own = ("--visible-units", "auto", "--hidden", 3, "--out", "flags")
+    call(*TRAIN, "--data", "flags.csv", *own)
+    _, said = call("encode", "flags", "--data", "others.csv", "--out", "z.npy", status=2)
+    assert "others.csv: got 2 at row 1 (counted from 0), column 'flag', expected values in" in said

@@ -239,4 +239,6 @@ class TestImputation:
         stack = pretrain(rows(), layers=[6, 3], epochs=1, batch_size=8)
         with pytest.raises(DataError, match="steps, samples: got 0 and 0"):
             stack.impute(rows(), steps=0, samples=0)
+        with pytest.raises(DataError, match=r"steps: got 1\.5, expected a whole number"):
+            stack.impute(rows(), steps=1.5)
         np.testing.assert_array_equal(stack.impute(rows()), rows())

@@ -143,6 +143,11 @@ class TestClassification:
         with pytest.raises(DataError, match=match):
             tuned(y=y)
 
+    def test_validation_targets_without_rows_are_refused(self):
+        X, y = toy()
+        with pytest.raises(DataError, match=r"^validation_y: got targets without validation"):
+            tuned(None, X, y, validation_y=y[:7])
+
     def test_errors_are_shares_of_wrong_classes(self):
         (X, y), events = toy(), []
         held_out = {"validation": X[:7], "validation_y": y[:7]}

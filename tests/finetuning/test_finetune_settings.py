@@ -153,6 +153,7 @@ GAUSSIAN = make_stack(units=("gaussian", "bernoulli", "bernoulli"))
         ("seed", {"seed": 2**63}),
         ("blas_threads", {"blas_threads": 0}),
         ("momentum: got momentum with optimizer cg", {"optimizer": "cg", "momentum": 0.9}),
+        ("nesterov: got nesterov with optimizer adam.*above 0", {"nesterov": True}),
         ("dropout", {"dropout": 1.0}),
         ("input_dropout", {"input_dropout": -0.1}),
         ("momentum", {"optimizer": "sgd", "momentum": 1.0}),
