@@ -179,7 +179,7 @@ class ConvolutionShape:
 
     @property
     def has_places(self) -> bool:
-        """Whether each number that is handed up has a place: the maximum's in its block."""
+        """True if each number handed up has a place, its maximum's in the block."""
         return self.pool > 1 and self.pooling == "max"
 
     @property

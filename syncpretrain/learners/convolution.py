@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 
 class Convolutional(Learner):
-    """What convolutional layers of both models share."""
+    """Base of the convolutional layers of both models."""
 
     _shape: ConvolutionShape
 

@@ -243,6 +243,6 @@ def checkpointed_identity(folder: Path, report: Callable[[str], Any]) -> RunIden
     def read(path: Path) -> RunIdentity:
         return identity_from(read_arrays(path)[0].get("run", {}))
 
-    with suppress(ModelFileError):
+    with suppress(ModelFileError, CheckpointError):
         return identity_from(load(saved / PRETRAINED_NAME).info.get(IDENTITY_KEY, {}))
     return newest_checkpoint(saved, "pretrain", read, report)

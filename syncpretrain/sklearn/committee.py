@@ -86,7 +86,7 @@ ON_VALUES = ("trees", "boosting")  # which standardized columns would only cost 
 
 
 class ForClasses:
-    """What is asked for is a class; opinions are logarithms of the probabilities of classes.
+    """The committee tells classes; opinions are logarithms of the probabilities of classes.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def _logarithms(shares: Matrix) -> Matrix:
 
 
 class ForNumbers:
-    """What is asked for are standardized numbers, and opinions are such numbers.
+    """The committee tells standardized numbers, and opinions are such numbers.
 
     Parameters
     ----------

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -310,6 +311,17 @@ class TestFiles:
         report, notices = told_by(resume_run, folder)
         assert report["parameters_sha256"] == whole["parameters_sha256"]
         assert any("pretrain.seed 8" in notice and "repeated" in notice for notice in notices)
+
+    def test_a_pretrained_stack_of_no_run_is_not_used(self, tmp_path, bits):
+        settings = settings_of(tmp_path, bits)
+        folder = died(settings, tmp_path / "run", FinetuneEpochFinished, 1)
+        path = folder / CHECKPOINTS_NAME / PRETRAINED_NAME
+        stack = load(path)
+        info = {name: value for name, value in stack.info.items() if name != "run"}
+        replace(stack, info=info).save(path)
+        (folder / IDENTITY_NAME).unlink()
+        whole = train_run(settings, out=tmp_path / "whole")
+        assert resume_run(folder)["parameters_sha256"] == whole["parameters_sha256"]
 
     def test_the_model_remembers_its_data(self, tmp_path, bits):
         train_run(settings_of(tmp_path, bits), out=tmp_path / "run")
